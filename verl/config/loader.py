@@ -1,0 +1,169 @@
+"""From YAML and `a.b=c` to a checked tree. Order: class defaults, preset, file, overrides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from verl.config.base import Component
+from verl.config.run import RunConfig
+from verl.core.errors import ConfigError
+from verl.core.registry import suggestion
+
+Tree = dict[str, Any]
+
+
+def read_yaml(path: str | Path) -> Tree:
+    """A YAML file as a tree, or a ConfigError that names the file and line."""
+    file = Path(path)
+    if not file.is_file():
+        raise ConfigError(f"{file}: no such config file; give the path of a YAML file")
+    try:
+        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as e:
+        where = getattr(e, "problem_mark", None)
+        line = f", line {where.line + 1}" if where else ""
+        raise ConfigError(f"{file}{line}: not valid YAML ({getattr(e, 'problem', None) or 'not text'})") from e
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{file}: expected sections such as `actor:` at the top, found a {type(tree).__name__}")
+    return tree
+
+
+def parse_override(text: str) -> Tree:
+    """`a.b=c` as a tree; the value is read as YAML, so 1e-6, true, null and [a, b] mean what they say."""
+    key, sep, value = text.partition("=")
+    if not sep or not key.strip():
+        raise ConfigError(f"{text!r}: an override is written section.key=value, for example actor.optim.lr=1e-6")
+    try:
+        leaf = _number(value) if value.strip() else ""
+    except yaml.YAMLError as e:
+        raise ConfigError(f"{key}: cannot read the value {value!r}; quote it as in YAML") from e
+    return nest(key.strip(), leaf)
+
+
+def _number(value: str) -> Any:
+    """YAML 1.1 reads 1e-6 as a string; people mean a number."""
+    try:
+        return yaml.safe_load(value) if not _is_float(value) else (int(value) if value.strip().isdigit() else float(value))
+    except ValueError:
+        return yaml.safe_load(value)
+
+
+def _is_float(value: str) -> bool:
+    try:
+        float(value)
+    except ValueError:
+        return False
+    return "_" not in value
+
+
+def nest(path: str, leaf: Any) -> Tree:
+    """`a.b` and a value as {a: {b: value}}."""
+    for part in reversed(path.split(".")):
+        leaf = {part: leaf}
+    return leaf
+
+
+def overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> Tree:
+    """`top` laid over `base`. A component whose name changes drops the constants of the old one."""
+    out = dict(base)
+    for key, value in top.items():
+        old = out.get(key)
+        if isinstance(value, Mapping) and isinstance(old, Mapping):
+            renamed = "name" in value and "name" in old and value["name"] != old["name"]
+            out[key] = dict(value) if renamed else overlay(old, value)
+        elif isinstance(old, Mapping) and "name" in old and isinstance(value, str):
+            out[key] = old if old["name"] == value else {"name": value}
+        else:
+            out[key] = value
+    return out
+
+
+def resolve(layers: Sequence[Mapping[str, Any]], presets: Mapping[str, Mapping[str, Any]] | None = None) -> RunConfig:
+    """Lay the trees over each other, with the preset that `algorithm.name` chooses beneath them all, and check them.
+
+    Layers may write a component as its bare name (`algorithm.advantage: gae`).
+    """
+    user: Tree = {}
+    for layer in layers:
+        user = overlay(user, layer)
+    section = user.get("algorithm")
+    name = section.get("name", "ppo") if isinstance(section, Mapping) else "ppo"
+    tree: Tree = RunConfig().model_dump()
+    if presets is not None:
+        if name not in presets:
+            raise ConfigError(
+                f"algorithm.name: unknown preset {name!r}{suggestion(str(name), list(presets))}; known: {', '.join(sorted(presets))}"
+            )
+        tree = overlay(tree, presets[name])
+    tree = overlay(tree, user)
+    for key in ("advantage", "policy_loss"):
+        algorithm = tree.get("algorithm")
+        if isinstance(algorithm, dict) and isinstance(algorithm.get(key), str):
+            algorithm[key] = {"name": algorithm[key]}
+    return check(RunConfig, tree)
+
+
+def check(cls: type[Any], tree: Mapping[str, Any], at: str = "") -> Any:
+    """Build `cls` from a tree; the first fault becomes a one-line ConfigError that starts with its path."""
+    try:
+        return cls.model_validate(tree)
+    except ValidationError as e:
+        raise ConfigError(_explain(cls, e, at)) from None
+
+
+def constants(component: Component, config: type[Any] | None, at: str) -> Any:
+    """The constants of a chosen component, checked by the class it was registered with."""
+    if config is None:
+        if component.constants:
+            raise ConfigError(f"{at}: {component.name!r} has no constants, but {sorted(component.constants)} were given")
+        return None
+    return check(config, component.constants, at)
+
+
+def _explain(cls: type[Any], error: ValidationError, at: str) -> str:
+    first = error.errors()[0]
+    parts = [str(p) for p in first["loc"]]
+    path = ".".join([at, *parts] if at else parts)
+    if first["type"] == "extra_forbidden":
+        siblings = keys_at(cls, parts[:-1])
+        hint = suggestion(parts[-1], siblings)
+        if not hint:
+            everywhere = {leaf.rsplit(".", 1)[-1]: leaf for leaf in leaves(cls)}
+            near = suggestion(parts[-1], list(everywhere))
+            word = near.split("'")[1] if near else ""
+            hint = f" (did you mean {everywhere[word]!r}?)" if near else ""
+        return f"{path}: unknown key{hint}; keys here: {', '.join(siblings)}"
+    text = first["msg"][0].lower() + first["msg"][1:]
+    got = first.get("input")
+    return f"{path}: {text}" + ("" if isinstance(got, (dict, BaseModel)) else f", got {got!r}")
+
+
+def keys_at(cls: type[Any], path: Sequence[str]) -> list[str]:
+    """Names of the fields of the section at `path`."""
+    for part in path:
+        fields = getattr(cls, "model_fields", {})
+        field = fields.get(part)
+        if field is None or not hasattr(field.annotation, "model_fields"):
+            return []
+        cls = field.annotation
+    return [f.alias or name for name, f in getattr(cls, "model_fields", {}).items()]
+
+
+def leaves(cls: type[Any], at: str = "") -> list[str]:
+    """Path of every value in a tree of sections."""
+    out = []
+    for name, field in cls.model_fields.items():
+        path = f"{at}{field.alias or name}"
+        nested = field.annotation
+        if isinstance(nested, type) and issubclass(nested, BaseModel) and nested is not Component:
+            out += leaves(nested, path + ".")
+        else:
+            out.append(path)
+    return out

@@ -1,0 +1,29 @@
+"""Rewards: total = reward model + verifier + sum(weight * function)."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from verl.config.base import Section
+
+
+class RewardFunctionConfig(Section):
+    """One user function `fn(prompts, responses) -> list[float]`."""
+
+    path: str
+    """`FILE.py:NAME` or `package.module:NAME`."""
+    weight: float = 1.0
+    """Its weight in the total."""
+
+
+class RewardConfig(Section):
+    """What a response is worth."""
+
+    model_path: str | None = None
+    """Sequence classification model with one output (a reward model); null: none."""
+    verifier: Literal["auto", "off"] | str = "auto"
+    """Verifier of responses with a reference: `auto` takes the data set's own, unless a reward model or function is given; a name forces one; `off` none."""
+    functions: tuple[RewardFunctionConfig, ...] = ()
+    """Reward functions and their weights."""
+    max_length: int = Field(4096, ge=1)
+    """Longest text the reward model reads, in tokens; longer ones are cut on the left and counted."""

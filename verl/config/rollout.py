@@ -1,0 +1,50 @@
+"""Rollout: how responses are sampled."""
+
+from pydantic import Field
+
+from verl.config.base import Section
+
+
+class SamplingConfig(Section):
+    """How one response is drawn."""
+
+    temperature: float = Field(1.0, ge=0)
+    """Logits are divided by it, in sampling and in training alike; 0 is greedy (evaluation only)."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Mass of the most probable tokens kept. Training needs 1: the trainer's log-probs are those of the whole law."""
+    top_k: int = Field(0, ge=0)
+    """Most probable tokens kept; 0 keeps all. Training needs 0."""
+    min_tokens: int = Field(0, ge=0)
+    """No end token before this many tokens. Training needs 0."""
+
+
+class RolloutConfig(Section):
+    """Generation for training."""
+
+    backend: str = "native"
+    """`native`: continuous batching on the trainer's own weights. `hf`: transformers generate. `vllm`: vLLM."""
+    n: int = Field(8, ge=1)
+    """Responses sampled for each prompt."""
+    max_response_tokens: int = Field(128, ge=1)
+    """Longest response, in tokens."""
+    sampling: SamplingConfig = SamplingConfig()
+    """Law of training samples."""
+    max_sequences: int = Field(256, ge=1)
+    """Sequences decoded at one time (native)."""
+    prefill_tokens: int = Field(4096, ge=1)
+    """Prompt tokens computed in one prefill step (native)."""
+
+
+class EvalConfig(Section):
+    """Validation on held-out prompts, with its own sampling."""
+
+    every: int = Field(10, ge=0)
+    """Steps between evaluations; also before the first and after the last. 0: only these two."""
+    n: int = Field(1, ge=1)
+    """Responses a prompt."""
+    max_response_tokens: int | None = Field(None, ge=1)
+    """Longest response; null: as in training."""
+    sampling: SamplingConfig = SamplingConfig(temperature=0.0)
+    """Law of evaluation samples; greedy by default."""
+    keep_samples: int = Field(64, ge=0)
+    """Samples written to samples.jsonl at each evaluation."""
