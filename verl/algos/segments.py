@@ -1,0 +1,87 @@
+"""Masked tensors over flat sequences: the primitives that every estimator and loss is built from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Which tokens count. seq [T] int64: sequence of a token; mask [T] bool: 1 where the policy drew it; num_seqs: N.
+
+    Every reduction takes `where(mask, x, 0)` first, so a NaN at a masked position changes nothing.
+    """
+
+    seq: Tensor
+    mask: Tensor
+    num_seqs: int
+
+    @classmethod
+    def of(cls, cu_seqlens: Tensor, mask: Tensor) -> Segments:
+        lengths = cu_seqlens.diff()
+        seq = torch.repeat_interleave(torch.arange(len(lengths), device=mask.device), lengths.to(mask.device))
+        return cls(seq, mask.bool(), len(lengths))
+
+    def zero(self, x: Tensor) -> Tensor:
+        """[T] with 0 where the mask is 0."""
+        return torch.where(self.mask, x, torch.zeros((), dtype=x.dtype, device=x.device))
+
+    @property
+    def counts(self) -> Tensor:
+        """[N] counted tokens of each sequence."""
+        return self.sum_per_seq(torch.ones_like(self.seq))
+
+    def sum_per_seq(self, x: Tensor) -> Tensor:
+        """[T] -> [N] sum over counted tokens."""
+        return torch.zeros(self.num_seqs, dtype=x.dtype, device=x.device).index_add(0, self.seq, self.zero(x))
+
+    def mean_per_seq(self, x: Tensor) -> Tensor:
+        """[T] -> [N] mean over counted tokens; 0 for a sequence without any."""
+        return self.sum_per_seq(x) / self.counts.clamp(min=1).to(x.dtype)
+
+    def spread(self, x_N: Tensor) -> Tensor:
+        """[N] -> [T], 0 where the mask is 0."""
+        return self.zero(x_N[self.seq])
+
+    def mean(self, x: Tensor) -> Tensor:
+        """Mean over all counted tokens; 0 where there are none."""
+        return self.zero(x).sum() / self.mask.sum().clamp(min=1)
+
+    def whiten(self, x: Tensor) -> Tensor:
+        """(x - mean) / sqrt(var + 1e-8) over counted tokens, var unbiased; with fewer than two, x - mean."""
+        centred = self.zero(x - self.mean(x))
+        n = int(self.mask.sum())
+        if n < 2:
+            return centred
+        return centred / ((centred**2).sum() / (n - 1) + 1e-8).sqrt()
+
+    def last(self) -> Tensor:
+        """[T] bool: the last counted token of each sequence."""
+        position = torch.arange(len(self.seq), device=self.seq.device)
+        newest = torch.full((self.num_seqs,), -1, device=self.seq.device).scatter_reduce(
+            0, self.seq, torch.where(self.mask, position, -1), "amax"
+        )
+        return self.mask & (newest[self.seq] == position)
+
+    def dense(self, x: Tensor) -> Tensor:
+        """[T] -> [N, K] with the counted tokens of each sequence moved together to the left, 0 behind them."""
+        counts = self.counts
+        out = torch.zeros(self.num_seqs, int(counts.max()) if self.num_seqs else 0, dtype=x.dtype, device=x.device)
+        seq, rank = self._places()
+        out[seq, rank] = x[self.mask]
+        return out
+
+    def flat(self, dense: Tensor) -> Tensor:
+        """[N, K] -> [T], the inverse of `dense`; 0 where the mask is 0."""
+        out = torch.zeros(len(self.seq), dtype=dense.dtype, device=dense.device)
+        out[self.mask] = dense[self._places()]
+        return out
+
+    def _places(self) -> tuple[Tensor, Tensor]:
+        counts = self.counts
+        starts = counts.cumsum(0) - counts
+        seq = self.seq[self.mask]
+        return seq, torch.arange(len(seq), device=seq.device) - starts[seq]
