@@ -94,6 +94,10 @@ class Batch:
         cu = cumulative(torch.cat([p.lengths for p in parts]))
         return Batch(cu, {k: torch.cat([p[k] for p in parts]) for k in parts[0].cols})
 
+    def to(self, device: torch.device | str) -> Batch:
+        """The same batch on a device."""
+        return Batch(self.cu_seqlens.to(device), {k: v.to(device) for k, v in self.cols.items()})
+
     def per_seq(self, token_col: Tensor) -> list[Tensor]:
         """A [T] tensor as N views, one a sequence."""
         return list(torch.split(token_col, self.lengths.tolist()))

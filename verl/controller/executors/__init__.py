@@ -1,0 +1,1 @@
+"""Executors: how worker groups run. The embedded one is `local`."""

@@ -1,0 +1,1 @@
+"""The train engine: micro-batches, fp32 masters, schedule."""

@@ -1,0 +1,115 @@
+"""The train engine of one process: forward, backward and optimizer of one model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from verl.config.algorithm import UpdateConfig
+from verl.config.models import OptimConfig
+from verl.core.batch import Batch
+from verl.core.metrics import Metrics
+from verl.core.protocols import Place
+from verl.engines.train.micro_batches import split
+from verl.engines.train.optimizer import MasterAdamW
+from verl.models.packed import PackedInput
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What the model says of each token of a batch, [T], 0 where loss_mask is 0. entropy: [T], only where asked."""
+
+    values: Tensor
+    entropy: Tensor | None = None
+
+
+Forward = Callable[[PackedInput], Outputs]
+ScalarLoss = Callable[[Outputs, Batch], tuple[Tensor, Metrics]]
+"""(outputs, micro-batch) -> (its share of the mini-batch's loss, metrics)."""
+
+
+class EmbeddedTrainEngine:
+    """One model in one process. `forward` turns packed tokens into the column that this model is asked for.
+
+    Without an optimizer config the engine is frozen: it infers only.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        forward: Forward,
+        update: UpdateConfig,
+        device: str,
+        optim: OptimConfig | None = None,
+        total_steps: int = 1,
+        name: str = "actor",
+        share_prompt: bool = True,
+    ):
+        self.module, self.forward, self.device, self.name = module, forward, device, name
+        self.max_tokens = update.micro_batch_tokens
+        self.share_prompt = update.share_prompt and share_prompt
+        module.requires_grad_(optim is not None)
+        self.optimizer = MasterAdamW(module, optim, total_steps) if optim is not None else None
+        self.skipped_steps = 0
+
+    def _split(self, batch: Batch) -> list[list[int]]:
+        return split(batch, self.max_tokens, self.share_prompt)
+
+    @torch.no_grad()
+    def infer(self, batch: Batch) -> Tensor:
+        """[T] float32 on the host: the model's column for every token; no gradient."""
+        places = batch.per_seq(torch.arange(batch.num_tokens))
+        out = torch.zeros(batch.num_tokens)
+        for index in self._split(batch):
+            part = batch.take(index).to(self.device)
+            values = self.forward(PackedInput.of(part, self.share_prompt)).values
+            out[torch.cat([places[i] for i in index])] = values.float().cpu()
+        return out
+
+    def forward_backward(self, batch: Batch, loss: ScalarLoss) -> Metrics:
+        """Add the gradients of one mini-batch, part by part. The sum of parts is the mini-batch, however it is cut."""
+        metrics = []
+        for index in self._split(batch):
+            part = batch.take(index).to(self.device)
+            share, seen = loss(self.forward(PackedInput.of(part, self.share_prompt)), part)
+            if share.requires_grad:
+                share.backward()  # type: ignore[no-untyped-call]
+            metrics.append(seen.sum(f"{self.name}/loss", float(share.detach())))
+        return Metrics.merge(metrics)
+
+    def optim_step(self) -> Metrics:
+        """Clip to the norm, step, zero. A norm that is not finite never reaches the weights: counted and skipped."""
+        assert self.optimizer is not None
+        norm = self.optimizer.grad_norm()
+        metrics = Metrics()
+        finite = math.isfinite(norm)
+        if finite:
+            metrics.mean(f"{self.name}/grad_norm", norm, 1.0).mean(f"{self.name}/lr", self.optimizer.lr, 1.0)
+            self.optimizer.step(min(1.0, self.optimizer.cfg.max_grad_norm / (norm + 1e-6)))
+        else:
+            self.skipped_steps += 1
+        self.optimizer.zero_grad()
+        return metrics.sum(f"{self.name}/skipped_steps", 0.0 if finite else 1.0)
+
+    def shards(self) -> Mapping[str, Tensor]:
+        return {name: p.detach() for name, p in self.module.named_parameters()}
+
+    def place(self, where: Place) -> None:
+        """Training state of the embedded engine stays where it is: there is nobody to give the memory to."""
+        if where != "device":
+            raise ValueError(f"the embedded train engine cannot be placed on {where!r}")
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.optimizer is None:
+            return {}
+        return {"optimizer": self.optimizer.state_dict(), "skipped_steps": self.skipped_steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        assert self.optimizer is not None
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.skipped_steps = int(state["skipped_steps"])

@@ -1,0 +1,44 @@
+"""How a mini-batch is cut into micro-batches: by a token budget, with samples of one prompt kept together."""
+
+from __future__ import annotations
+
+import torch
+
+from verl.core.batch import Batch
+from verl.data.packing import plan_micro_batches
+
+
+def split(batch: Batch, max_tokens: int, share_prompt: bool) -> list[list[int]]:
+    """Sequence numbers of each micro-batch; every sequence of `batch` is in exactly one.
+
+    With share_prompt a prompt's tokens count once in its micro-batch.
+    """
+    units = _units(batch, max_tokens, share_prompt)
+    plan = plan_micro_batches([cost for _, cost in units], max_tokens)
+    return [[i for u in part for i in units[u][0]] for part in plan]
+
+
+def _units(batch: Batch, max_tokens: int, share_prompt: bool) -> list[tuple[list[int], int]]:
+    """Indivisible sets of sequences with their cost in tokens: single sequences, or runs of one group that fit."""
+    lengths = batch.lengths.tolist()
+    if not share_prompt or "group_id" not in batch:
+        return [([i], n) for i, n in enumerate(lengths)]
+    heads = _prompt_lengths(batch)
+    groups = batch["group_id"].tolist()
+    open_units: dict[int, tuple[list[int], int]] = {}
+    done: list[tuple[list[int], int]] = []
+    for i, group in enumerate(groups):
+        unit = open_units.get(group)
+        extra = lengths[i] - heads[i]
+        if unit is not None and unit[1] + extra <= max_tokens:
+            open_units[group] = ([*unit[0], i], unit[1] + extra)
+            continue
+        if unit is not None:
+            done.append(unit)
+        open_units[group] = ([i], lengths[i])
+    return done + list(open_units.values())
+
+
+def _prompt_lengths(batch: Batch) -> list[int]:
+    """[N] tokens before the first sampled one; 0 where none is sampled, so that such a row is counted whole."""
+    return [int(m.to(torch.int8).argmax()) for m in batch.per_seq(batch["loss_mask"])]

@@ -1,0 +1,66 @@
+"""The policy: scores its own samples and learns from them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from verl.algos.aggregate import Denominators
+from verl.algos.algorithm import Algorithm
+from verl.config.run import RunConfig
+from verl.controller.dispatch import DP, ONE_TO_ALL
+from verl.controller.worker import Worker, register
+from verl.core.batch import Batch
+from verl.core.metrics import Metrics
+from verl.engines.train.engine import EmbeddedTrainEngine, Outputs
+from verl.models.export import export
+from verl.models.logprobs import token_logprobs
+from verl.models.packed import PackedInput
+from verl.models.policy import AnyPolicy
+from verl.workers.update_plan import UpdatePlan
+
+
+class ActorWorker(Worker):
+    """policy: the trained model; algorithm: gives its loss; total_steps: planned optimizer steps (for the schedule)."""
+
+    def __init__(self, policy: AnyPolicy, cfg: RunConfig, algorithm: Algorithm, device: str, total_steps: int):
+        self.policy, self.algorithm = policy, algorithm
+        self.temperature = cfg.rollout.sampling.temperature
+        self.wants_entropy = cfg.algorithm.entropy_coef != 0
+        self.engine = EmbeddedTrainEngine(
+            policy, self._forward, cfg.update, device, cfg.actor.optim, total_steps, "actor", policy.shares_prompt
+        )
+
+    def _forward(self, packed: PackedInput) -> Outputs:
+        logprobs, entropy = token_logprobs(self.policy, packed, self.temperature, entropy=self.wants_entropy)
+        return Outputs(logprobs, entropy)
+
+    @register(DP, reads=("token_ids", "loss_mask", "group_id"), writes=("old_logprobs",))
+    def old_logprobs(self, batch: Batch) -> Batch:
+        return Batch(batch.cu_seqlens, {"old_logprobs": self.engine.infer(batch)})
+
+    @register(
+        DP,
+        reads=("token_ids", "loss_mask", "group_id", "advantages", "rollout_logprobs"),
+        optional=("old_logprobs", "ref_logprobs"),
+    )
+    def update_actor(self, batch: Batch, plan: UpdatePlan) -> Metrics:
+        """One optimizer step for each mini-batch of the plan."""
+        seen = []
+        for mini in plan.minibatches:
+
+            def loss(out: Outputs, part: Batch, total: Denominators = mini.total) -> Any:
+                return self.algorithm.actor_loss(out.values, out.entropy, part, total)
+
+            seen += [self.engine.forward_backward(batch.take(mini.index), loss), self.engine.optim_step()]
+        return Metrics.merge(seen)
+
+    @register(ONE_TO_ALL)
+    def export(self, folder: str) -> None:
+        """Write the weights that generate, in Hugging Face form."""
+        export(self.policy, folder)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.engine.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.engine.load_state_dict(state)

@@ -1,0 +1,68 @@
+"""The value model: says what each state is worth, and learns it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from verl.algos.aggregate import Aggregation
+from verl.algos.segments import Segments
+from verl.algos.value_loss import value_loss
+from verl.config.run import RunConfig
+from verl.controller.dispatch import DP
+from verl.controller.worker import Worker, register
+from verl.core.batch import Batch
+from verl.core.metrics import Metrics
+from verl.engines.train.engine import EmbeddedTrainEngine, Outputs
+from verl.models.packed import PackedInput
+from verl.models.value import ValueModel
+from verl.workers.update_plan import MiniBatch, UpdatePlan
+
+
+class CriticWorker(Worker):
+    """model: decoder with a value head; total_steps: planned optimizer steps."""
+
+    def __init__(self, model: ValueModel, cfg: RunConfig, device: str, total_steps: int):
+        self.model, self.clip = model, cfg.critic.value_clip
+        self.engine = EmbeddedTrainEngine(
+            model, self._forward, cfg.update, device, cfg.critic.optim, total_steps, "critic", model.shares_prompt
+        )
+
+    def _forward(self, packed: PackedInput) -> Outputs:
+        return Outputs(self.model.values(packed))
+
+    @register(DP, reads=("token_ids", "loss_mask", "group_id"), writes=("values",))
+    def values(self, batch: Batch) -> Batch:
+        return Batch(batch.cu_seqlens, {"values": self.engine.infer(batch)})
+
+    @register(DP, reads=("token_ids", "loss_mask", "group_id", "values", "returns"))
+    def update_critic(self, batch: Batch, plan: UpdatePlan) -> Metrics:
+        """One optimizer step for each mini-batch of the plan; token mean."""
+        seen = [explained(batch)]
+        for mini in plan.minibatches:
+            seen += [self._backward(batch, mini), self.engine.optim_step()]
+        return Metrics.merge(seen)
+
+    def _backward(self, batch: Batch, mini: MiniBatch) -> Metrics:
+        def loss(out: Outputs, part: Batch) -> tuple[torch.Tensor, Metrics]:
+            s = Segments.of(part.cu_seqlens, part["loss_mask"])
+            per_token, metrics = value_loss(s, out.values, part["values"], part["returns"], self.clip)
+            return Aggregation("token_mean")(per_token, s, mini.total), metrics
+
+        return self.engine.forward_backward(batch.take(mini.index), loss)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.engine.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.engine.load_state_dict(state)
+
+
+def explained(batch: Batch) -> Metrics:
+    """Share of the returns' variance that the values explain: 1 is a perfect critic, 0 one that knows only the mean."""
+    mask = batch["loss_mask"]
+    target, value = batch["returns"][mask], batch["values"][mask]
+    if len(target) < 2 or float(target.var()) == 0.0:
+        return Metrics()
+    return Metrics().mean("critic/explained_variance", float(1 - (target - value).var() / target.var()), 1.0)

@@ -1,0 +1,29 @@
+"""The frozen reference policy."""
+
+from __future__ import annotations
+
+from verl.config.run import RunConfig
+from verl.controller.dispatch import DP
+from verl.controller.worker import Worker, register
+from verl.core.batch import Batch
+from verl.engines.train.engine import EmbeddedTrainEngine, Outputs
+from verl.models.logprobs import token_logprobs
+from verl.models.packed import PackedInput
+from verl.models.policy import AnyPolicy
+
+
+class ReferenceWorker(Worker):
+    """Scores with the actor's temperature, so that equal weights give equal log-probs."""
+
+    def __init__(self, policy: AnyPolicy, cfg: RunConfig, device: str):
+        self.policy, self.temperature = policy, cfg.rollout.sampling.temperature
+        self.engine = EmbeddedTrainEngine(
+            policy, self._forward, cfg.update, device, name="ref", share_prompt=policy.shares_prompt
+        )
+
+    def _forward(self, packed: PackedInput) -> Outputs:
+        return Outputs(token_logprobs(self.policy, packed, self.temperature)[0])
+
+    @register(DP, reads=("token_ids", "loss_mask", "group_id"), writes=("ref_logprobs",))
+    def ref_logprobs(self, batch: Batch) -> Batch:
+        return Batch(batch.cu_seqlens, {"ref_logprobs": self.engine.infer(batch)})
