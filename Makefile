@@ -5,7 +5,7 @@ TORCH  ?= torch==2.13.0
 ARGS   ?=
 
 PY  := $(VENV)/bin/python
-PIP := $(PY) -m pip install --quiet --no-compile --disable-pip-version-check
+PIP := $(PY) -m pip install -q -q --no-compile --disable-pip-version-check
 STAMPS := $(VENV)/.stamps
 
 .DEFAULT_GOAL := help
@@ -61,7 +61,7 @@ $(STAMPS)/torch-requirement: $(STAMPS)/venv FORCE
 
 $(STAMPS)/torch: $(STAMPS)/torch-requirement
 	@echo "Installing $(TORCH)"
-	@$(PIP) $(TORCH)
+	@$(PIP) $(foreach word,$(TORCH),'$(word)')
 	@touch $@
 
 $(STAMPS)/quickstart: $(STAMPS)/torch pyproject.toml

@@ -3,7 +3,7 @@
 # Without a C compiler on the machine, the one that the package ziglang carries compiles it, and is then removed.
 set -eu
 python=$1
-pip="$python -m pip install --quiet --no-compile --disable-pip-version-check"
+pip="$python -m pip install -q -q --no-compile --disable-pip-version-check"
 if "$python" -c 'import pycosat' 2>/dev/null; then exit 0; fi
 
 header=$("$python" -c 'import os, sysconfig; print(os.path.join(sysconfig.get_path("include"), "Python.h"))')
