@@ -1,0 +1,145 @@
+"""From a checked config to a trainer: data and rewards first, so that bad input fails before any model loads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from verl.algos.algorithm import Algorithm
+from verl.checkpoint.store import CheckpointStore
+from verl.config.run import RunConfig
+from verl.controller.executors.local import LocalGroup
+from verl.core.errors import ConfigError
+from verl.core.protocols import RewardFn
+from verl.core.rng import derive_seed
+from verl.data.load import PromptData, load_prompts
+from verl.data.sampler import PromptSampler
+from verl.engines import rollout
+from verl.models.load import load_policy, load_reward_model, load_value_model
+from verl.models.source import ModelSource, resolve
+from verl.rewards.composer import RewardComposer, compose
+from verl.trainer.folder import RunFolder
+from verl.trainer.hooks import CheckpointHook, EvaluateHook, LogHook, identity
+from verl.trainer.loop import Hook, Roles, Trainer
+from verl.trainer.reward import RewardScorer
+from verl.trainer.source import OnDemandSource
+from verl.utils.console import RunConsole
+from verl.utils.tracking import Tracker
+from verl.weights.publisher import InProcessPublisher
+from verl.workers.actor import ActorWorker
+from verl.workers.critic import CriticWorker
+from verl.workers.reference import ReferenceWorker
+from verl.workers.rollout import RolloutWorker
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """All that is checked before a model loads."""
+
+    algorithm: Algorithm
+    source: ModelSource
+    tokenizer: Any
+    data: PromptData
+    sampler: PromptSampler
+    composer: RewardComposer
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trainer with what belongs to its folder."""
+
+    trainer: Trainer
+    folder: RunFolder
+    tracker: Tracker
+
+
+def check_training_law(cfg: RunConfig) -> None:
+    """The trainer recomputes log-probs of the whole tempered law; a truncated one would make every ratio wrong."""
+    s = cfg.rollout.sampling
+    for name, value, whole in (("top_p", s.top_p, 1.0), ("top_k", s.top_k, 0), ("min_tokens", s.min_tokens, 0)):
+        if value != whole:
+            raise ConfigError(
+                f"rollout.sampling.{name}: training samples must come from the whole law, so that the trainer's log-probs "
+                f"are the sampler's; set {whole:g} here (evaluation may use eval.sampling.{name}={value:g})"
+            )
+    if s.temperature <= 0:
+        raise ConfigError("rollout.sampling.temperature: training needs samples that differ; set a value above 0, such as 1")
+
+
+def pick_device(cfg: RunConfig) -> str:
+    wanted = cfg.trainer.device
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("trainer.device: no usable CUDA device; use --device cpu, or install a torch build for your driver")
+    return ("cuda" if torch.cuda.is_available() else "cpu") if wanted == "auto" else wanted
+
+
+def read_inputs(cfg: RunConfig, functions: Sequence[tuple[RewardFn, float]] = ()) -> Inputs:
+    """Everything that can fail without a model."""
+    check_training_law(cfg)
+    algorithm = Algorithm(cfg)
+    source = resolve(cfg.actor.path, cfg.model.trust_remote_code)
+    tokenizer = source.tokenizer()
+    data = load_prompts(cfg.data, tokenizer, cfg.trainer.seed)
+    sampler = PromptSampler(len(data.train), cfg.trainer.prompts_per_step, cfg.trainer.seed, cfg.data.shuffle)
+    composer = compose(cfg.reward, [*data.train, *data.eval], functions)
+    return Inputs(algorithm, source, tokenizer, data, sampler, composer)
+
+
+def build(cfg: RunConfig, console: RunConsole, functions: Sequence[tuple[RewardFn, float]] = ()) -> Run:
+    """The trainer of a run, restored from its checkpoint where cfg.trainer.resume asks for it."""
+    inputs = read_inputs(cfg, functions)
+    folder = RunFolder(cfg.trainer.output_dir)
+    for line in inputs.data.report.lines():
+        console.info(line)
+    device = pick_device(cfg)
+    if not cfg.trainer.resume and (said := folder.begin(cfg.trainer.overwrite)):
+        console.info(said)
+    folder.write_config(cfg)
+
+    episode = min(inputs.sampler.steps_per_episode, cfg.trainer.max_steps_per_episode or inputs.sampler.steps_per_episode)
+    total = cfg.trainer.num_episodes * episode * cfg.update.epochs * cfg.update.mini_batches
+    policy = load_policy(cfg.actor.path, cfg.model, device)
+    console.info(f"Actor {cfg.actor.path}: {policy.implementation} implementation, {cfg.model.dtype}, on {device}")
+    engine = rollout.attach(cfg.rollout.backend, policy, cfg.rollout)
+    worker = RolloutWorker(engine, inputs.tokenizer, cfg.trainer.seed)
+    actor = ActorWorker(policy, cfg, inputs.algorithm, device, total)
+    reward_model = load_reward_model(cfg.reward.model_path, cfg.model, device) if cfg.reward.model_path else None
+    scorer = RewardScorer(inputs.composer, reward_model)
+
+    tracker = Tracker(cfg.trainer.sinks, folder.root, cfg.trainer.run_name or folder.root.name, cfg.model_dump(mode="json"))
+    checkpoints = CheckpointHook(
+        cfg,
+        CheckpointStore(folder.checkpoints, cfg.trainer.keep_checkpoints, console.warn),
+        identity(cfg, inputs.data.train),
+        console,
+    )
+    evaluate = EvaluateHook(cfg, inputs.data.eval, worker, scorer, folder, console) if inputs.data.eval else None
+    hooks: list[Hook] = [LogHook(cfg, tracker, console, evaluate), checkpoints]
+    trainer = Trainer(
+        cfg,
+        Roles(LocalGroup(actor), _reference(cfg, inputs.algorithm, device), _critic(cfg, inputs.algorithm, device, total)),
+        OnDemandSource(inputs.data.train, inputs.sampler, worker, cfg),
+        scorer,
+        inputs.algorithm,
+        InProcessPublisher(engine, actor.engine.shards),
+        hooks,
+    )
+    if cfg.trainer.resume:
+        checkpoints.resume(trainer)
+    return Run(trainer, folder, tracker)
+
+
+def _reference(cfg: RunConfig, algorithm: Algorithm, device: str) -> LocalGroup | None:
+    if "ref_logprobs" not in algorithm.needs:
+        return None
+    return LocalGroup(ReferenceWorker(load_policy(cfg.ref.path or cfg.actor.path, cfg.model, device), cfg, device))
+
+
+def _critic(cfg: RunConfig, algorithm: Algorithm, device: str, total_steps: int) -> LocalGroup | None:
+    if "values" not in algorithm.needs:
+        return None
+    model = load_value_model(cfg.critic.path or cfg.actor.path, cfg.model, device, derive_seed(cfg.trainer.seed, "critic"))
+    return LocalGroup(CriticWorker(model, cfg, device, total_steps))

@@ -1,0 +1,151 @@
+"""The loop: one for every algorithm. It names no algorithm and no backend; everything else is a hook."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from verl.algos.algorithm import Algorithm
+from verl.config.run import RunConfig
+from verl.controller.executors.local import LocalGroup
+from verl.controller.group import gather
+from verl.core.batch import Batch
+from verl.core.metrics import Metrics
+from verl.core.trajectory import Trajectory
+from verl.rewards.composer import Rewards
+from verl.trainer.reward import RewardScorer, reward_column, reward_metrics
+from verl.trainer.source import OnDemandSource
+from verl.utils.timing import StepClock
+from verl.weights.publisher import InProcessPublisher
+from verl.workers.update_plan import UpdatePlan
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Worker groups by role; the algorithm's needs decide which are not None."""
+
+    actor: LocalGroup
+    ref: LocalGroup | None = None
+    critic: LocalGroup | None = None
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What hooks may look at after a step."""
+
+    step: int
+    batch: Batch
+    trajectories: list[Trajectory]
+    rewards: Rewards
+    metrics: dict[str, float]
+
+
+class Hook(Protocol):
+    """Something beside the training itself: logging, evaluation, checkpoints."""
+
+    def before_run(self, trainer: Trainer) -> None: ...
+    def on_phase(self, name: str) -> None: ...
+    def after_step(self, trainer: Trainer, result: StepResult) -> dict[str, float]: ...
+    def after_run(self, trainer: Trainer) -> None: ...
+
+
+@dataclass
+class Trainer:
+    """cfg, the roles, and the parts that a step is made of. `step` and `version` are all the state it has itself."""
+
+    cfg: RunConfig
+    roles: Roles
+    source: OnDemandSource
+    reward: RewardScorer
+    algorithm: Algorithm
+    publisher: InProcessPublisher
+    hooks: Sequence[Hook] = ()
+    step: int = 0
+    version: int = 0
+    last_metrics: dict[str, float] = field(default_factory=dict)
+    planned_steps: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.planned_steps = self.cfg.trainer.num_episodes * self.source.steps_per_episode
+
+    def fit(self) -> None:
+        """Train from the current step to the planned last one."""
+        self.publisher.publish(self.version)
+        for hook in self.hooks:
+            hook.before_run(self)
+        while self.step < self.planned_steps:
+            result = self.train_step()
+            for hook in self.hooks:
+                result.metrics.update(hook.after_step(self, result))
+            self.last_metrics = result.metrics
+        for hook in self.hooks:
+            hook.after_run(self)
+
+    def train_step(self) -> StepResult:
+        clock = StepClock()
+        self.step += 1
+        with self.phase(clock, "rollout"):
+            trajectories = self.source.take(self.step)
+        with self.phase(clock, "reward"):
+            rewards = self.reward.score(trajectories)
+            batch = Batch.of(trajectories).with_(reward=reward_column(rewards))
+        with self.phase(clock, "score"):
+            batch = self.score(batch)
+        with self.phase(clock, "credit"):
+            batch, credit = self.algorithm.credit(batch)
+        with self.phase(clock, "update"):
+            learn = self.update(batch)
+        with self.phase(clock, "publish"):
+            self.version += 1
+            self.publisher.publish(self.version)
+        metrics = Metrics.merge([reward_metrics(rewards, trajectories), credit, learn, clock.metrics()])
+        return StepResult(self.step, batch, trajectories, rewards, metrics.values_by_name())
+
+    def score(self, batch: Batch) -> Batch:
+        """Ask every model at once, and only for the columns that the algorithm reads."""
+        needs, r = self.algorithm.needs, self.roles
+        asked: list[Any] = []
+        if "old_logprobs" in needs:
+            asked.append(r.actor.call("old_logprobs", batch))
+        if r.ref is not None:
+            asked.append(r.ref.call("ref_logprobs", batch))
+        if r.critic is not None:
+            asked.append(r.critic.call("values", batch))
+        return batch.merge(*gather(*asked))
+
+    def update(self, batch: Batch) -> Metrics:
+        """The plan fixes mini-batches and their global counts, so no number of ranks changes the loss."""
+        plan = UpdatePlan.of(batch, self.cfg.update, self.cfg.trainer.seed, self.step)
+        jobs: list[Any] = []
+        if self.roles.critic is not None:
+            jobs.append(self.roles.critic.call("update_critic", batch, plan=plan))
+        if self.roles.critic is None or self.step > self.cfg.critic.warmup_steps:
+            jobs.append(self.roles.actor.call("update_actor", batch, plan=plan))
+        return Metrics.merge(gather(*jobs))
+
+    @contextmanager
+    def phase(self, clock: StepClock, name: str) -> Iterator[None]:
+        for hook in self.hooks:
+            hook.on_phase(name)
+        with clock(name):
+            yield
+
+    def state(self) -> dict[str, dict[str, Any]]:
+        """Everything that the next step depends on, by component."""
+        out = {
+            "trainer": {"step": self.step, "version": self.version},
+            "algorithm": self.algorithm.state_dict(),
+            "actor": self.roles.actor.state_dict(),
+        }
+        if self.roles.critic is not None:
+            out["critic"] = self.roles.critic.state_dict()
+        return out
+
+    def load_state(self, state: dict[str, dict[str, Any]]) -> None:
+        self.step, self.version = int(state["trainer"]["step"]), int(state["trainer"]["version"])
+        self.algorithm.load_state_dict(state["algorithm"])
+        self.roles.actor.load_state_dict(state["actor"])
+        if self.roles.critic is not None:
+            self.roles.critic.load_state_dict(state["critic"])
