@@ -11,21 +11,23 @@ class DataConfig(Section):
     """Prompts for training and for evaluation."""
 
     dataset: str = "reasoning_gym:chain_sum?min_terms=2&max_terms=2&min_digits=1&max_digits=1"
-    """Hub id, local file or folder (parquet, jsonl, json, csv), or `reasoning_gym:TASK?key=value&key=value`."""
+    """Hub id (`ORG/NAME` or `ORG/NAME:CONFIG`), local file or folder (parquet, jsonl, json, csv; also .gz), or `reasoning_gym:TASK?key=value&key=value`."""
     split: str = "train"
     """Split of a hub data set or of a folder with one file per split."""
     eval_dataset: str | None = None
-    """Held-out prompts, as `dataset`; null: `eval_size` prompts are held out of `dataset`."""
+    """Evaluation prompts, as `dataset`; null: they come from `dataset`."""
+    eval_split: str | None = None
+    """Split that evaluation prompts come from. Null: `split` of eval_dataset, or, without one, prompts held out of training."""
     eval_size: int = Field(128, ge=0)
-    """How many prompts to evaluate on; 0 turns evaluation off."""
+    """How many prompts to evaluate on; 0 turns evaluation off. At most a quarter of the distinct prompts is held out."""
     form: str | None = None
-    """Row form: `prompt`, `preference`, `alpaca`, `verl`, `question_answer`; null: recognised from the columns."""
+    """Row form: `prompt`, `preference`, `alpaca`, `alpaca_instances`, `verl`, `question_answer`; null: recognised from the columns."""
     prompt_column: str | None = None
     """Column that holds the prompt, where the rows have another form than the known ones."""
     answer_column: str | None = None
     """Column that holds the reference answer, used with prompt_column."""
     system_prompt: str | None = None
-    """Put before every chat as its system message."""
+    """System message of every chat; it takes the place of one that the chat already has."""
     examples: tuple[tuple[str, str], ...] = ()
     """Question and answer pairs shown as earlier turns of every chat (few-shot)."""
     chat_template: Literal["auto", "on", "off"] = "auto"
