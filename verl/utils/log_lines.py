@@ -27,11 +27,6 @@ class Position:
         """Steps done in the whole run."""
         return (self.episode - 1) * self.steps + self.step
 
-    @property
-    def planned(self) -> int:
-        """Steps of the whole run."""
-        return self.episodes * self.steps
-
 
 def learning_rate(lr: float) -> str:
     """1e-6, 2.5e-5, 0.001: as people write it."""
@@ -63,10 +58,10 @@ def final_line(at: Position, reward: float, kl: float | None, saved_to: str) -> 
     return f"{at} | Final Reward: {reward:.2f} | {kl_text(kl)} | Saved to {saved_to}"
 
 
-def evaluation_line(step: int, metrics: dict[str, float], prompts: int) -> str:
-    """`Evaluation at step 20: accuracy 0.47 (128 prompts)`."""
-    values = ", ".join(f"{name} {value:.2f}" for name, value in metrics.items())
-    return f"Evaluation at step {step}: {values} ({prompts} prompt{'' if prompts == 1 else 's'})"
+def evaluation_line(step: int, accuracy: float | None, reward: float, prompts: int) -> str:
+    """`Evaluation at step 20: accuracy 0.47 (128 prompts)`; the reward where there is no verifier to be right by."""
+    value = f"reward {reward:.2f}" if accuracy is None else f"accuracy {accuracy:.2f}"
+    return f"Evaluation at step {step}: {value} ({prompts} prompt{'' if prompts == 1 else 's'})"
 
 
 def seconds_text(seconds: float) -> str:

@@ -20,6 +20,7 @@ class ProgressView:
     def __init__(self, now: Callable[[], float] = time.monotonic):
         self._now = now
         self._at: Position | None = None
+        self._planned = 1
         self._rewards: list[float] = []
         self._kl: float | None = None
         self._tokens_per_s = 0.0
@@ -27,6 +28,11 @@ class ProgressView:
         self._step_ends: list[float] = [now()]
         self._phase: str | None = None
         self._phase_began = now()
+
+    def start(self, planned_steps: int) -> None:
+        """Training begins; planned_steps: of the whole run."""
+        self._planned = planned_steps
+        self._step_ends = [self._now()]
 
     def phase(self, name: str | None) -> None:
         """What is going on from now on; None between phases."""
@@ -46,7 +52,7 @@ class ProgressView:
             return None
         mean = (self._step_ends[-1] - self._step_ends[0]) / (len(self._step_ends) - 1)
         since = self._now() - self._step_ends[-1]
-        return max(0.0, mean * (self._at.planned - self._at.done) - since)
+        return max(0.0, mean * (self._planned - self._at.done) - since)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = options.max_width
@@ -64,7 +70,7 @@ class ProgressView:
         room = min(30, width - len(words) - 1)
         if room < 5:
             return Text(words[1:])
-        full = round(room * self._at.done / max(1, self._at.planned))
+        full = round(room * self._at.done / max(1, self._planned))
         on, off = ("=", "-") if ascii_only else ("━", "╌")
         return Text.assemble((on * full, "green"), (off * (room - full), "dim"), words)
 

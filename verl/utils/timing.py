@@ -24,7 +24,6 @@ class StepClock:
         self._now = now
         self._running: list[str] = []
         self._seconds: dict[str, float] = {}
-        self._began = now()
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
@@ -45,17 +44,12 @@ class StepClock:
         """Seconds by phase, of the step that is going on."""
         return dict(self._seconds)
 
-    def start(self) -> None:
-        """Begin a step now, forgetting what came before (set-up, evaluation, saving)."""
-        self._seconds.clear()
-        self._began = self._now()
-
     def metrics(self) -> Metrics:
-        """`time/<phase>` and `time/step` in seconds; then the next step begins."""
-        out = Metrics().sum("time/step", self._now() - self._began)
+        """`time/<phase>` in seconds; then the next step begins."""
+        out = Metrics()
         for name, seconds in self._seconds.items():
             out.sum(f"time/{name}", seconds)
-        self.start()
+        self._seconds.clear()
         return out
 
 

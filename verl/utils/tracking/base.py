@@ -29,7 +29,8 @@ class Sink(Protocol):
         """Take the numbers of one step."""
 
     def rewind(self, step: int) -> None:
-        """Forget what came after `step`: the run goes on from there. Called before the first log of a resumed run."""
+        """Forget what came after `step`: the run goes on from there. 0 forgets everything, the evaluation before the
+        first step too. Called before the first log."""
 
     def close(self) -> None:
         """Write out whatever is still held."""

@@ -45,7 +45,7 @@ class JsonlSink:
 
     def rewind(self, step: int) -> None:
         """Rewrite the file without the later steps (and without a line torn by a kill), atomically."""
-        kept = [row for row in _rows(self._path) if row["step"] <= step]
+        kept = [row for row in _rows(self._path) if row["step"] <= step and step > 0]
         self._file.close()
         temporary = self._path.with_suffix(".tmp")
         with temporary.open("w", encoding="utf-8") as file:

@@ -35,7 +35,7 @@ class TensorBoardSink:
             self._writer.add_scalar(name, value, step)
 
     def rewind(self, step: int) -> None:
-        self._purge_step = step + 1
+        self._purge_step = step + 1 if step > 0 else 0
 
     def close(self) -> None:
         if self._writer is not None:

@@ -53,7 +53,7 @@ class Tracker:
             sink.log(metrics, step)
 
     def rewind(self, step: int) -> None:
-        """Forget everything after `step`, before the run goes on from its checkpoint."""
+        """Forget everything after `step` (0: everything), before the run goes on from its checkpoint."""
         for sink in self._sinks:
             sink.rewind(step)
 
