@@ -1,4 +1,6 @@
-"""Advantage estimators: who gets credit for the reward. Registered by name; each has a numpy twin in tests/reference."""
+"""Advantage estimators: who gets credit for the reward. Registered by name; each has a numpy twin in tests/reference.
+Advantage estimators: who gets credit for the reward. Registered by name; each has a numpy twin in tests/reference.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from verl.core.registry import Registry
 
 @dataclass(frozen=True)
 class CreditInputs:
-    """What an estimator may read. rewards [T]: token rewards; values [T]: the critic's; group [N]: prompt of a sample."""
+    """What an estimator may read. rewards [T]: token rewards; values [T]: the critic's; group [N]: prompt of a sample.
+    What an estimator may read. rewards [T]: token rewards; values [T]: the critic's; group [N]: prompt of a sample.
+    """
 
     segments: Segments
     rewards: Tensor
@@ -82,7 +86,9 @@ def grpo(x: CreditInputs, c: GRPO) -> Credit:
 
 
 def group_statistics(score: Tensor, group: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
-    """[N] mean and unbiased standard deviation of each sample's group, over counted samples; (0, 1) in a group of one."""
+    """[N] mean and unbiased standard deviation of each sample's group, over counted samples; (0, 1) in a group of one.
+    [N] mean and unbiased standard deviation of each sample's group, over counted samples; (0, 1) in a group of one.
+    """
     _, place = torch.unique(group, return_inverse=True)
     groups = int(place.max()) + 1 if len(place) else 0
     zero = torch.zeros(groups, dtype=score.dtype, device=score.device)

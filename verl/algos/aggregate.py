@@ -38,11 +38,13 @@ class Aggregation:
             hint = suggestion(self.mode, list(MODES))
             raise ConfigError(f"algorithm.aggregation: unknown mode {self.mode!r}{hint}; known: {', '.join(MODES)}")
         if self.mode == "seq_mean_token_sum_norm" and self.length is None:
-            raise ConfigError("algorithm.aggregation_length: needed by seq_mean_token_sum_norm; give a number of tokens")
+            raise ConfigError(
+                "algorithm.aggregation_length: needed by seq_mean_token_sum_norm; give a number of tokens"
+            )
 
-    def weights(self, segments: Segments, total: Denominators) -> Tensor:
+    def weights(self, segments: Segments, total: Denominators, dtype: torch.dtype = torch.float32) -> Tensor:
         """[T] weight of each token in the scalar loss. Summed over all parts of a mini-batch they are its mean."""
-        one = segments.mask.to(torch.float32)
+        one = segments.mask.to(dtype)
         seqs, tokens = max(total.seqs, 1.0), max(total.tokens, 1.0)
         if self.mode == "token_mean":
             return one / tokens
@@ -57,4 +59,4 @@ class Aggregation:
 
     def __call__(self, loss: Tensor, segments: Segments, total: Denominators) -> Tensor:
         """The scalar that backward starts from: this part's share of the mini-batch's loss."""
-        return (segments.zero(loss) * self.weights(segments, total).to(loss.dtype)).sum()
+        return (segments.zero(loss) * self.weights(segments, total, loss.dtype)).sum()

@@ -73,7 +73,7 @@ class Algorithm:
             metrics.mean("kl", float(s.mean_per_seq(gap).sum()), float((s.counts > 0).sum()))
         if "old_logprobs" in batch:
             metrics = Metrics.merge([metrics, mismatch(s, batch["old_logprobs"], batch["rollout_logprobs"])])
-        inputs = CreditInputs(s, rewards, batch["group_id"], batch["values"] if "values" in batch else None)
+        inputs = CreditInputs(s, rewards, batch["group_id"], batch.cols.get("values"))
         advantages, returns = self.advantage.fn(inputs, self.advantage_constants)
         metrics.mean("advantage/abs", float(advantages.abs().sum()), float(s.mask.sum()))
         cols = {"advantages": advantages, "token_rewards": rewards}
@@ -82,9 +82,13 @@ class Algorithm:
     def _steer(self, s: Segments, kl: Tensor, metrics: Metrics) -> None:
         counted = s.counts > 0
         metrics.mean("kl_coef", self.kl_controller.coef, 1.0)
-        self.kl_controller.update(float(s.mean_per_seq(kl)[counted].mean()) if counted.any() else 0.0, int(counted.sum()))
+        self.kl_controller.update(
+            float(s.mean_per_seq(kl)[counted].mean()) if counted.any() else 0.0, int(counted.sum())
+        )
 
-    def actor_loss(self, logprobs: Tensor, entropy: Tensor | None, batch: Batch, total: Denominators) -> tuple[Tensor, Metrics]:
+    def actor_loss(
+        self, logprobs: Tensor, entropy: Tensor | None, batch: Batch, total: Denominators
+    ) -> tuple[Tensor, Metrics]:
         """Scalar share of the mini-batch loss: policy + coef * KL - coef * entropy, one aggregation for all three."""
         s = Segments.of(batch.cu_seqlens, batch["loss_mask"])
         known = "old_logprobs" in batch

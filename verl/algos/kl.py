@@ -57,7 +57,9 @@ class KLController:
 
     def __init__(self, cfg: KLConfig):
         if cfg.adaptive_target is not None and cfg.place != "reward":
-            raise ConfigError("algorithm.kl.adaptive_target: works with algorithm.kl.place=reward; set that, or null here")
+            raise ConfigError(
+                "algorithm.kl.adaptive_target: works with algorithm.kl.place=reward; set that, or null here"
+            )
         self.target, self.horizon = cfg.adaptive_target, cfg.adaptive_horizon
         self.coef = cfg.coef
 

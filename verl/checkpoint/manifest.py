@@ -1,4 +1,6 @@
-"""The manifest of a checkpoint: every file with its size and hash, so that damage is found before anything is loaded."""
+"""The manifest of a checkpoint: every file with its size and hash, so that damage is found before anything is loaded.
+The manifest of a checkpoint: every file with its size and hash, so that damage is found before anything is loaded.
+"""
 
 from __future__ import annotations
 

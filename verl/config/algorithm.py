@@ -11,7 +11,9 @@ class KLConfig(Section):
     """Distance to the frozen reference."""
 
     place: Literal["reward", "loss", "off"] = "reward"
-    """`reward`: subtracted from each token's reward (PPO). `loss`: added to the loss (GRPO). `off`: no reference is built."""
+    """`reward`: subtracted from each token's reward (PPO). `loss`: added to the loss (GRPO). `off`: no reference is
+    built.
+    """
     coef: float = Field(0.1, ge=0)
     """Its coefficient; 0 is the same as off."""
     estimator: str = "k1"
@@ -32,7 +34,9 @@ class AlgorithmConfig(Section):
     policy_loss: Component = Component(name="ppo_clip")
     """Policy loss and its constants."""
     aggregation: str = "token_mean"
-    """How token losses become one number: token_mean, token_sum, seq_mean_token_sum, seq_mean_token_mean, seq_mean_token_sum_norm."""
+    """How token losses become one number: token_mean, token_sum, seq_mean_token_sum, seq_mean_token_mean,
+    seq_mean_token_sum_norm.
+    """
     aggregation_length: int | None = Field(None, ge=1)
     """The fixed length that seq_mean_token_sum_norm divides by."""
     entropy_coef: float = 0.0

@@ -11,17 +11,25 @@ class DataConfig(Section):
     """Prompts for training and for evaluation."""
 
     dataset: str = "reasoning_gym:chain_sum?min_terms=2&max_terms=2&min_digits=1&max_digits=1"
-    """Hub id (`ORG/NAME` or `ORG/NAME:CONFIG`), local file or folder (parquet, jsonl, json, csv; also .gz), or `reasoning_gym:TASK?key=value&key=value`."""
+    """Hub id (`ORG/NAME` or `ORG/NAME:CONFIG`), local file or folder (parquet, jsonl, json, csv; also .gz), or
+    `reasoning_gym:TASK?key=value&key=value`.
+    """
     split: str = "train"
     """Split of a hub data set or of a folder with one file per split."""
     eval_dataset: str | None = None
     """Evaluation prompts, as `dataset`; null: they come from `dataset`."""
     eval_split: str | None = None
-    """Split that evaluation prompts come from. Null: `split` of eval_dataset, or, without one, prompts held out of training."""
+    """Split that evaluation prompts come from. Null: `split` of eval_dataset, or, without one, prompts held out of
+    training.
+    """
     eval_size: int = Field(128, ge=0)
-    """How many prompts to evaluate on; 0 turns evaluation off. At most a quarter of the distinct prompts is held out."""
+    """How many prompts to evaluate on; 0 turns evaluation off. At most a quarter of the distinct prompts is held out.
+    How many prompts to evaluate on; 0 turns evaluation off. At most a quarter of the distinct prompts is held out.
+    """
     form: str | None = None
-    """Row form: `prompt`, `preference`, `alpaca`, `alpaca_instances`, `verl`, `question_answer`; null: recognised from the columns."""
+    """Row form: `prompt`, `preference`, `alpaca`, `alpaca_instances`, `verl`, `question_answer`; null: recognised from
+    the columns.
+    """
     prompt_column: str | None = None
     """Column that holds the prompt, where the rows have another form than the known ones."""
     answer_column: str | None = None

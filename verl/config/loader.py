@@ -50,7 +50,9 @@ def parse_override(text: str) -> Tree:
 def _number(value: str) -> Any:
     """YAML 1.1 reads 1e-6 as a string; people mean a number."""
     try:
-        return yaml.safe_load(value) if not _is_float(value) else (int(value) if value.strip().isdigit() else float(value))
+        return (
+            yaml.safe_load(value) if not _is_float(value) else (int(value) if value.strip().isdigit() else float(value))
+        )
     except ValueError:
         return yaml.safe_load(value)
 
@@ -98,9 +100,8 @@ def resolve(layers: Sequence[Mapping[str, Any]], presets: Mapping[str, Mapping[s
     tree: Tree = RunConfig().model_dump()
     if presets is not None:
         if name not in presets:
-            raise ConfigError(
-                f"algorithm.name: unknown preset {name!r}{suggestion(str(name), list(presets))}; known: {', '.join(sorted(presets))}"
-            )
+            hint = suggestion(str(name), list(presets))
+            raise ConfigError(f"algorithm.name: unknown preset {name!r}{hint}; known: {', '.join(sorted(presets))}")
         tree = overlay(tree, presets[name])
     tree = overlay(tree, user)
     for key in ("advantage", "policy_loss"):
@@ -122,7 +123,9 @@ def constants(component: Component, config: type[Any] | None, at: str) -> Any:
     """The constants of a chosen component, checked by the class it was registered with."""
     if config is None:
         if component.constants:
-            raise ConfigError(f"{at}: {component.name!r} has no constants, but {sorted(component.constants)} were given")
+            raise ConfigError(
+                f"{at}: {component.name!r} has no constants, but {sorted(component.constants)} were given"
+            )
         return None
     return check(config, component.constants, at)
 

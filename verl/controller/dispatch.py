@@ -10,7 +10,9 @@ from verl.parallel.layout import Coord, Layout
 
 @dataclass(frozen=True)
 class Dispatch:
-    """shard: number of the data shard for a coordinate, None for the whole batch; answers: whether its result is used."""
+    """shard: number of the data shard for a coordinate, None for the whole batch; answers: whether its result is used.
+    shard: number of the data shard for a coordinate, None for the whole batch; answers: whether its result is used.
+    """
 
     name: str
     shard: Callable[[Coord], int | None] = field(repr=False)

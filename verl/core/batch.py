@@ -18,7 +18,9 @@ from verl.core.trajectory import Trajectory
 
 @dataclass(frozen=True)
 class Batch:
-    """cu_seqlens [N+1] int64, starting at 0; cols: name to tensor, [T] for token columns and [N] for sequence columns."""
+    """cu_seqlens [N+1] int64, starting at 0; cols: name to tensor, [T] for token columns and [N] for sequence columns.
+    cu_seqlens [N+1] int64, starting at 0; cols: name to tensor, [T] for token columns and [N] for sequence columns.
+    """
 
     cu_seqlens: Tensor
     cols: Mapping[str, Tensor]

@@ -25,7 +25,9 @@ SCHEMA: dict[str, Column] = {
         Column("values", "token", "float32", "V of the state before the token"),
         Column("advantages", "token", "float32", "advantage of the token"),
         Column("returns", "token", "float32", "target of the critic"),
-        Column("token_rewards", "token", "float32", "outcome reward on the last sampled token, less any KL in the reward"),
+        Column(
+            "token_rewards", "token", "float32", "outcome reward on the last sampled token, less any KL in the reward"
+        ),
         Column("group_id", "seq", "int64", "number of the prompt's group within the batch"),
         Column("reward", "seq", "float32", "total scalar reward"),
         Column("version", "seq", "int64", "weight version that drew the first token"),

@@ -27,7 +27,9 @@ class Trajectory:
     response_text: str
 
     @classmethod
-    def of(cls, prompt: Prompt, completion: Completion, response_text: str, group_id: int, sample_id: int) -> Trajectory:
+    def of(
+        cls, prompt: Prompt, completion: Completion, response_text: str, group_id: int, sample_id: int
+    ) -> Trajectory:
         head = len(prompt.token_ids)
         return cls(
             group_id=group_id,

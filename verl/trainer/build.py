@@ -21,9 +21,12 @@ from verl.engines import rollout
 from verl.models.load import load_policy, load_reward_model, load_value_model
 from verl.models.source import ModelSource, resolve
 from verl.rewards.composer import RewardComposer, compose
+from verl.trainer.evaluate import Evaluator
 from verl.trainer.folder import RunFolder
-from verl.trainer.hooks import CheckpointHook, EvaluateHook, LogHook, identity
-from verl.trainer.loop import Hook, Roles, Trainer
+from verl.trainer.hooks import Hook
+from verl.trainer.log import LogHook
+from verl.trainer.loop import Roles, Trainer
+from verl.trainer.resume import CheckpointHook, identity
 from verl.trainer.reward import RewardScorer
 from verl.trainer.source import OnDemandSource
 from verl.utils.console import RunConsole
@@ -62,17 +65,21 @@ def check_training_law(cfg: RunConfig) -> None:
     for name, value, whole in (("top_p", s.top_p, 1.0), ("top_k", s.top_k, 0), ("min_tokens", s.min_tokens, 0)):
         if value != whole:
             raise ConfigError(
-                f"rollout.sampling.{name}: training samples must come from the whole law, so that the trainer's log-probs "
-                f"are the sampler's; set {whole:g} here (evaluation may use eval.sampling.{name}={value:g})"
+                f"rollout.sampling.{name}: training samples must come from the whole law, so that the trainer's "
+                f"log-probs are the sampler's; set {whole:g} here (evaluation may use eval.sampling.{name}={value:g})"
             )
     if s.temperature <= 0:
-        raise ConfigError("rollout.sampling.temperature: training needs samples that differ; set a value above 0, such as 1")
+        raise ConfigError(
+            "rollout.sampling.temperature: training needs samples that differ; set it above 0, such as 1"
+        )
 
 
 def pick_device(cfg: RunConfig) -> str:
     wanted = cfg.trainer.device
     if wanted == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("trainer.device: no usable CUDA device; use --device cpu, or install a torch build for your driver")
+        raise ConfigError(
+            "trainer.device: no usable CUDA device; use --device cpu, or install a torch build for your driver"
+        )
     return ("cuda" if torch.cuda.is_available() else "cpu") if wanted == "auto" else wanted
 
 
@@ -99,7 +106,9 @@ def build(cfg: RunConfig, console: RunConsole, functions: Sequence[tuple[RewardF
         console.info(said)
     folder.write_config(cfg)
 
-    episode = min(inputs.sampler.steps_per_episode, cfg.trainer.max_steps_per_episode or inputs.sampler.steps_per_episode)
+    episode = min(
+        inputs.sampler.steps_per_episode, cfg.trainer.max_steps_per_episode or inputs.sampler.steps_per_episode
+    )
     total = cfg.trainer.num_episodes * episode * cfg.update.epochs * cfg.update.mini_batches
     policy = load_policy(cfg.actor.path, cfg.model, device)
     console.info(f"Actor {cfg.actor.path}: {policy.implementation} implementation, {cfg.model.dtype}, on {device}")
@@ -109,18 +118,22 @@ def build(cfg: RunConfig, console: RunConsole, functions: Sequence[tuple[RewardF
     reward_model = load_reward_model(cfg.reward.model_path, cfg.model, device) if cfg.reward.model_path else None
     scorer = RewardScorer(inputs.composer, reward_model)
 
-    tracker = Tracker(cfg.trainer.sinks, folder.root, cfg.trainer.run_name or folder.root.name, cfg.model_dump(mode="json"))
+    tracker = Tracker(
+        cfg.trainer.sinks, folder.root, cfg.trainer.run_name or folder.root.name, cfg.model_dump(mode="json")
+    )
     checkpoints = CheckpointHook(
         cfg,
         CheckpointStore(folder.checkpoints, cfg.trainer.keep_checkpoints, console.warn),
         identity(cfg, inputs.data.train),
         console,
     )
-    evaluate = EvaluateHook(cfg, inputs.data.eval, worker, scorer, folder, console) if inputs.data.eval else None
-    hooks: list[Hook] = [LogHook(cfg, tracker, console, evaluate), checkpoints]
+    evaluator = Evaluator(cfg, inputs.data.eval, worker, scorer, folder, console) if inputs.data.eval else None
+    hooks: list[Hook] = [LogHook(cfg, tracker, console, evaluator), checkpoints]
     trainer = Trainer(
         cfg,
-        Roles(LocalGroup(actor), _reference(cfg, inputs.algorithm, device), _critic(cfg, inputs.algorithm, device, total)),
+        Roles(
+            LocalGroup(actor), _reference(cfg, inputs.algorithm, device), _critic(cfg, inputs.algorithm, device, total)
+        ),
         OnDemandSource(inputs.data.train, inputs.sampler, worker, cfg),
         scorer,
         inputs.algorithm,
@@ -141,5 +154,7 @@ def _reference(cfg: RunConfig, algorithm: Algorithm, device: str) -> LocalGroup 
 def _critic(cfg: RunConfig, algorithm: Algorithm, device: str, total_steps: int) -> LocalGroup | None:
     if "values" not in algorithm.needs:
         return None
-    model = load_value_model(cfg.critic.path or cfg.actor.path, cfg.model, device, derive_seed(cfg.trainer.seed, "critic"))
+    model = load_value_model(
+        cfg.critic.path or cfg.actor.path, cfg.model, device, derive_seed(cfg.trainer.seed, "critic")
+    )
     return LocalGroup(CriticWorker(model, cfg, device, total_steps))

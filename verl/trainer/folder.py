@@ -13,7 +13,14 @@ from verl.core.errors import ConfigError
 
 OWN = ("config.yaml", "metrics.jsonl", "samples", "checkpoints", "tensorboard")
 MODEL = ("config.json", "generation_config.json", "chat_template.jinja")
-MODEL_PATTERNS = ("*.safetensors", "*.safetensors.index.json", "tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt")
+MODEL_PATTERNS = (
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "vocab*",
+    "merges.txt",
+)
 
 
 class RunFolder:
@@ -28,7 +35,7 @@ class RunFolder:
             probe.unlink()
         except OSError as e:
             raise ConfigError(
-                f"trainer.output_dir: cannot write to {self.root} ({e.strerror or e}); choose another folder with --output_dir"
+                f"trainer.output_dir: cannot write to {self.root} ({e.strerror or e}); choose another with --output_dir"
             ) from e
 
     @property
@@ -63,7 +70,9 @@ class RunFolder:
         aside.mkdir()
         for path in old:
             path.rename(aside / path.name)
-        return f"{self.root} holds an earlier run: moved to {aside} (--resume goes on with a run, --overwrite removes it)"
+        return (
+            f"{self.root} holds an earlier run: moved to {aside} (--resume goes on with a run, --overwrite removes it)"
+        )
 
     def write_config(self, cfg: RunConfig) -> None:
         text = yaml.safe_dump(cfg.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
@@ -76,7 +85,9 @@ class RunFolder:
         return path
 
     def adopt(self, staged: Path) -> None:
-        """Move the exported files to the top of the run folder, the config last, so that a half-moved model does not load."""
+        """Move the exported files to the top of the run folder, the config last, so that a half-moved model does not
+        load.
+        """
         for path in sorted(staged.iterdir(), key=lambda p: p.name == "config.json"):
             os.replace(path, self.root / path.name)
         staged.rmdir()

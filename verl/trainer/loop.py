@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from verl.algos.algorithm import Algorithm
 from verl.config.run import RunConfig
@@ -15,6 +15,7 @@ from verl.core.batch import Batch
 from verl.core.metrics import Metrics
 from verl.core.trajectory import Trajectory
 from verl.rewards.composer import Rewards
+from verl.trainer.hooks import Hook
 from verl.trainer.reward import RewardScorer, reward_column, reward_metrics
 from verl.trainer.source import OnDemandSource
 from verl.utils.timing import StepClock
@@ -40,15 +41,6 @@ class StepResult:
     trajectories: list[Trajectory]
     rewards: Rewards
     metrics: dict[str, float]
-
-
-class Hook(Protocol):
-    """Something beside the training itself: logging, evaluation, checkpoints."""
-
-    def before_run(self, trainer: Trainer) -> None: ...
-    def on_phase(self, name: str) -> None: ...
-    def after_step(self, trainer: Trainer, result: StepResult) -> dict[str, float]: ...
-    def after_run(self, trainer: Trainer) -> None: ...
 
 
 @dataclass
@@ -78,10 +70,8 @@ class Trainer:
         while self.step < self.planned_steps:
             result = self.train_step()
             for hook in self.hooks:
-                result.metrics.update(hook.after_step(self, result))
+                hook.after_step(self, result)
             self.last_metrics = result.metrics
-        for hook in self.hooks:
-            hook.after_run(self)
 
     def train_step(self) -> StepResult:
         clock = StepClock()

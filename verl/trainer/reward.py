@@ -42,5 +42,7 @@ def reward_metrics(rewards: Rewards, trajectories: Sequence[Trajectory], prefix:
     for name, values in rewards.parts.items():
         out.mean(f"{prefix}reward/{name}", float(np.sum(values)), n)
     lengths = [t.response_length for t in trajectories]
-    out.mean(f"{prefix}response/length", float(sum(lengths)), n).max(f"{prefix}response/length_max", float(max(lengths)))
+    out.mean(f"{prefix}response/length", float(sum(lengths)), n).max(
+        f"{prefix}response/length_max", float(max(lengths))
+    )
     return out.mean(f"{prefix}response/truncated", float(sum(t.finish == "length" for t in trajectories)), n)

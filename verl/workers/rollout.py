@@ -22,7 +22,7 @@ class RolloutWorker:
     def sample(
         self, prompts: Sequence[Prompt], n: int, params: SamplingParams, stream: str, step: int
     ) -> list[Trajectory]:
-        """n trajectories a prompt, prompt-major. The seed of each is a function of (run, stream, step, prompt, number)."""
+        """n trajectories a prompt, prompt-major. Each seed is a function of (run, stream, step, prompt, number)."""
         asked: dict[str, tuple[int, int]] = {}
         requests = []
         for g, prompt in enumerate(prompts):

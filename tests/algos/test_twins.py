@@ -1,0 +1,149 @@
+"""Every function of verl.algos against its numpy twin: values and gradients, float64, ragged masks."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.algos.ragged import Ragged, ragged
+from tests.reference import algos as twin
+from verl.algos.advantages import ADVANTAGES, GAE, GRPO, CreditInputs, gae, grpo
+from verl.algos.aggregate import MODES, Aggregation, Denominators
+from verl.algos.kl import KL_ESTIMATORS, kl_values
+from verl.algos.policy_losses import POLICY_LOSSES, PolicyInputs, PPOClip, ppo_clip
+from verl.algos.segments import Segments
+from verl.algos.value_loss import value_loss
+
+TOL = {"rtol": 1e-10, "atol": 1e-10}
+
+
+@settings(max_examples=60, deadline=None)
+@given(ragged(), st.floats(0, 1), st.floats(0, 1))
+def test_gae(x: Ragged, gamma: float, lam: float) -> None:
+    reward, value = x.column(), x.column()
+    got, returns = gae(CreditInputs(x.segments, reward, torch.from_numpy(x.group), value), GAE(gamma=gamma, lam=lam))
+    want, want_returns = twin.gae(x.rows(reward, value), gamma, lam)
+    np.testing.assert_allclose(got, want, **TOL)
+    np.testing.assert_allclose(returns, want_returns, **TOL)
+
+
+@settings(max_examples=60, deadline=None)
+@given(ragged(), st.booleans())
+def test_grpo(x: Ragged, normalize: bool) -> None:
+    reward = x.column()
+    got, _ = grpo(CreditInputs(x.segments, reward, torch.from_numpy(x.group)), GRPO(normalize_by_std=normalize))
+    np.testing.assert_allclose(got, twin.grpo(x.rows(reward), x.group, normalize), **TOL)
+
+
+@settings(max_examples=60, deadline=None)
+@given(ragged(), st.sampled_from([None, 1.5, 3.0]), st.sampled_from([0.3, 3.0, 60.0]))
+def test_ppo_clip(x: Ragged, dual: float | None, spread: float) -> None:
+    new, old, adv = x.column(spread).requires_grad_(), x.column(spread), x.column()
+    constants = PPOClip(clip_low=0.2, clip_high=0.3, dual_clip=dual)
+    loss, metrics = ppo_clip(PolicyInputs(x.segments, new, old, adv), constants)
+    want, slope = twin.ppo_clip(new.detach().numpy(), old.numpy(), adv.numpy(), x.mask, 0.2, 0.3, dual)
+    np.testing.assert_allclose(loss.detach(), want, **TOL)
+    loss.sum().backward()
+    np.testing.assert_allclose(new.grad, slope, **TOL)
+    gap = np.where(x.mask, (old - new.detach()).numpy(), 0.0).sum()
+    assert metrics["actor/approx_kl"][1] == pytest.approx(gap)
+
+
+@settings(max_examples=40, deadline=None)
+@given(ragged(), st.floats(0.05, 1.0))
+def test_value_loss(x: Ragged, clip: float) -> None:
+    v, old, target = x.column(), x.column(), x.column()
+    loss, _ = value_loss(x.segments, v, old, target, clip)
+    np.testing.assert_allclose(loss, twin.value_loss(v.numpy(), old.numpy(), target.numpy(), x.mask, clip), **TOL)
+
+
+@settings(max_examples=40, deadline=None)
+@given(ragged(), st.sampled_from(KL_ESTIMATORS.names()), st.sampled_from([0.1, 3.0, 100.0]))
+def test_kl(x: Ragged, name: str, spread: float) -> None:
+    p, q = x.column(spread).requires_grad_(), x.column(spread)
+    np.testing.assert_allclose(kl_values(name, p, q).detach(), twin.kl(name, p.detach().numpy(), q.numpy()), **TOL)
+    through = kl_values(name + "+", p, q)
+    np.testing.assert_allclose(through.detach(), twin.kl(name, p.detach().numpy(), q.numpy()), rtol=1e-8, atol=1e-8)
+    through.sum().backward()
+    np.testing.assert_allclose(p.grad, (p - q).detach(), **TOL)
+
+
+@pytest.mark.parametrize("name", KL_ESTIMATORS.names())
+def test_kl_gradient_is_finite_at_a_gap_of_100(name: str) -> None:
+    for gap in (-100.0, 100.0):
+        p = torch.tensor([gap], requires_grad=True)
+        kl_values(name, p, torch.zeros(1)).sum().backward()
+        assert torch.isfinite(p.grad).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(ragged(), st.sampled_from(MODES))
+def test_aggregation(x: Ragged, mode: str) -> None:
+    loss = x.column()
+    s = x.segments
+    got = Aggregation(mode, 16)(loss, s, Denominators.of(s))
+    want = twin.aggregate(x.rows(loss), mode, 16)
+    np.testing.assert_allclose(got, want, **TOL)
+
+
+@settings(max_examples=40, deadline=None)
+@given(ragged(max_seqs=8), st.sampled_from(MODES), st.integers(1, 4))
+def test_aggregation_of_parts_is_that_of_the_whole(x: Ragged, mode: str, parts: int) -> None:
+    loss, s = x.column(), x.segments
+    total = Denominators.of(s)
+    whole = Aggregation(mode, 16)(loss, s, total)
+    cut = np.arange(len(x.lengths)) % parts
+    summed = torch.zeros((), dtype=torch.float64)
+    for part in range(parts):
+        tokens = torch.from_numpy(cut)[s.seq] == part
+        mine = [n for n, c in zip(x.lengths, cut, strict=True) if c == part]
+        if mine:
+            seg = Segments.of(torch.tensor([0, *np.cumsum(mine)]), s.mask[tokens])
+            summed = summed + Aggregation(mode, 16)(loss[tokens], seg, total)
+    np.testing.assert_allclose(summed, whole, **TOL)
+
+
+@settings(max_examples=30, deadline=None)
+@given(ragged(), st.sampled_from([float("nan"), float("inf"), -float("inf"), 1e30]))
+def test_poison_at_masked_positions_changes_nothing(x: Ragged, poison: float) -> None:
+    s, group = x.segments, torch.from_numpy(x.group)
+    reward, value, new, old = x.column(), x.column(), x.column(), x.column()
+    bad = [x.poisoned(c, poison) for c in (reward, value, new, old)]
+    for entry in ADVANTAGES:
+        clean = entry.fn(CreditInputs(s, reward, group, value), entry.config())
+        dirty = entry.fn(CreditInputs(s, bad[0], group, bad[1]), entry.config())
+        for a, b in zip(clean, dirty, strict=True):
+            assert a is b is None or torch.equal(a, b), entry.name
+    for entry in POLICY_LOSSES:
+        grads = []
+        for n, o, a in ((new, old, reward), (bad[2], bad[3], bad[0])):
+            leaf = n.clone().requires_grad_()
+            loss, _ = entry.fn(PolicyInputs(s, leaf, o, a), entry.config())
+            scalar = Aggregation("token_mean")(loss, s, Denominators.of(s))
+            scalar.backward()
+            grads.append((scalar.detach(), leaf.grad))
+        assert torch.equal(grads[0][0], grads[1][0]), entry.name
+        assert torch.equal(grads[0][1], grads[1][1]), entry.name
+
+
+def test_whiten_with_0_1_2_valid_tokens() -> None:
+    x = torch.tensor([3.0, 5.0, 9.0], dtype=torch.float64)
+    for mask, want in (([0, 0, 0], [0, 0, 0]), ([0, 1, 0], [0, 0, 0]), ([1, 1, 0], [-(0.5**0.5), 0.5**0.5, 0])):
+        s = Segments.of(torch.tensor([0, 3]), torch.tensor(mask, dtype=torch.bool))
+        np.testing.assert_allclose(s.whiten(x), want, atol=1e-7)
+
+
+def test_gae_skips_masked_tokens_without_a_discount() -> None:
+    s = Segments.of(torch.tensor([0, 6]), torch.tensor([1, 1, 0, 0, 1, 1], dtype=torch.bool))
+    r, v = torch.tensor([0.0, 0, 9, 9, 0, 1]), torch.zeros(6)
+    _, returns = gae(CreditInputs(s, r, torch.zeros(1), v), GAE(gamma=0.5, lam=1.0))
+    np.testing.assert_allclose(returns, [0.125, 0.25, 0, 0, 0.5, 1.0])
+
+
+def test_reference_framework_values() -> None:
+    """Numbers of a reference framework (float64 inputs), where it follows the formulas."""
+    s = Segments.of(torch.tensor([0, 2, 4]), torch.ones(4, dtype=torch.bool))
+    reward = torch.tensor([0.0, 1.0, 0.0, 0.0], dtype=torch.float64)
+    adv, _ = grpo(CreditInputs(s, reward, torch.tensor([0, 0])), GRPO())
+    np.testing.assert_allclose(adv, [0.70710578, 0.70710578, -0.70710578, -0.70710578], rtol=1e-5)

@@ -1,0 +1,111 @@
+"""Plain numpy loops written from the formulas, float64. They know nothing of the code under test."""
+
+import math
+
+import numpy as np
+
+
+def masked_mean(x, m):
+    kept = [v for v, keep in zip(x, m, strict=True) if keep]
+    return sum(kept) / len(kept) if kept else 0.0
+
+
+def whiten(x, m):
+    kept = [v for v, keep in zip(x, m, strict=True) if keep]
+    mean = sum(kept) / len(kept) if kept else 0.0
+    out = [v - mean if keep else 0.0 for v, keep in zip(x, m, strict=True)]
+    if len(kept) < 2:
+        return np.array(out)
+    var = sum((v - mean) ** 2 for v in kept) / (len(kept) - 1)
+    return np.array([v / math.sqrt(var + 1e-8) for v in out])
+
+
+def gae(rows, gamma, lam):
+    """rows: list of (rewards, values, mask) a sequence. Returns whitened advantages and returns, flat."""
+    adv, ret, flat_mask = [], [], []
+    for r, v, m in rows:
+        a_row, follow, carried = [0.0] * len(r), 0.0, 0.0
+        for t in range(len(r) - 1, -1, -1):
+            if not m[t]:
+                continue
+            delta = r[t] + gamma * follow - v[t]
+            carried = delta + gamma * lam * carried
+            follow = v[t]
+            a_row[t] = carried
+        adv += a_row
+        ret += [a + x if keep else 0.0 for a, x, keep in zip(a_row, v, m, strict=True)]
+        flat_mask += list(m)
+    return whiten(adv, flat_mask), np.array(ret)
+
+
+def grpo(rows, group, normalize):
+    """rows: list of (rewards, mask). A sample without a counted token is in nobody's statistics."""
+    scores = [sum(x for x, keep in zip(r, m, strict=True) if keep) for r, m in rows]
+    out = []
+    for i, (_, m) in enumerate(rows):
+        mates = [scores[j] for j in range(len(rows)) if group[j] == group[i] and any(rows[j][1])]
+        if len(mates) < 2:
+            mean, std = 0.0, 1.0
+        else:
+            mean = sum(mates) / len(mates)
+            std = math.sqrt(sum((s - mean) ** 2 for s in mates) / (len(mates) - 1))
+        a = scores[i] - mean
+        if normalize:
+            a /= std + 1e-6
+        out += [a if keep else 0.0 for keep in m]
+    return np.array(out)
+
+
+def ppo_clip(new, old, adv, m, low, high, dual):
+    """(loss, derivative with respect to the new log-prob), per token."""
+    loss, grad = np.zeros(len(new)), np.zeros(len(new))
+    for t in range(len(new)):
+        if not m[t]:
+            continue
+        gap = new[t] - old[t]
+        inside = -20.0 <= gap <= 20.0
+        rho = math.exp(min(max(gap, -20.0), 20.0))
+        a = adv[t]
+        free, cut = -a * rho, -a * min(max(rho, 1 - low), 1 + high)
+        value = max(free, cut)
+        moves = free >= cut and inside if free != cut else inside and (1 - low <= rho <= 1 + high)
+        if dual is not None and a < 0 and value > -a * dual:
+            value, moves = -a * dual, False
+        loss[t], grad[t] = value, -a * rho if moves else 0.0
+    return loss, grad
+
+
+def value_loss(v, old, target, m, clip):
+    loss = np.zeros(len(v))
+    for t in range(len(v)):
+        if m[t]:
+            near = min(max(v[t], old[t] - clip), old[t] + clip)
+            loss[t] = 0.5 * max((v[t] - target[t]) ** 2, (near - target[t]) ** 2)
+    return loss
+
+
+def kl(name, new, ref):
+    out = []
+    for p, q in zip(new, ref, strict=True):
+        d = p - q
+        e = min(max(-d, -20.0), 20.0)
+        k3 = min(max(math.exp(e) - e - 1, -10.0), 10.0)
+        out.append({"k1": d, "abs": abs(d), "k2": d * d / 2, "k3": k3}[name])
+    return np.array(out)
+
+
+def aggregate(rows, mode, length=None):
+    """rows: list of (losses, mask) a sequence, the whole mini-batch."""
+    tokens = sum(sum(map(bool, m)) for _, m in rows)
+    seqs = sum(any(m) for _, m in rows)
+    sums = [sum(x for x, keep in zip(r, m, strict=True) if keep) for r, m in rows]
+    counts = [sum(map(bool, m)) for _, m in rows]
+    if mode == "token_mean":
+        return sum(sums) / max(tokens, 1)
+    if mode == "token_sum":
+        return sum(sums)
+    if mode == "seq_mean_token_sum":
+        return sum(sums) / max(seqs, 1)
+    if mode == "seq_mean_token_sum_norm":
+        return sum(sums) / max(seqs, 1) / length
+    return sum(s / c for s, c in zip(sums, counts, strict=True) if c) / max(seqs, 1)

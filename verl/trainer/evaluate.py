@@ -1,0 +1,66 @@
+"""Validation on held-out prompts, with its own sampling."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from verl.config.run import RunConfig
+from verl.core.generation import SamplingParams
+from verl.core.prompt import Prompt
+from verl.core.trajectory import Trajectory
+from verl.rewards.composer import Rewards
+from verl.trainer.folder import RunFolder
+from verl.trainer.reward import RewardScorer, reward_metrics
+from verl.utils.console import RunConsole
+from verl.workers.rollout import RolloutWorker
+
+
+def evaluation_params(cfg: RunConfig) -> SamplingParams:
+    """The law of evaluation samples."""
+    s = cfg.eval.sampling
+    longest = cfg.eval.max_response_tokens or cfg.rollout.max_response_tokens
+    return SamplingParams(s.temperature, s.top_p, s.top_k, longest, s.min_tokens)
+
+
+class Evaluator:
+    """Samples the held-out prompts before the first step, every cfg.eval.every steps, and after the last."""
+
+    def __init__(
+        self,
+        cfg: RunConfig,
+        prompts: Sequence[Prompt],
+        worker: RolloutWorker,
+        reward: RewardScorer,
+        folder: RunFolder,
+        console: RunConsole,
+    ):
+        self.cfg, self.prompts, self.worker, self.reward = cfg, prompts, worker, reward
+        self.folder, self.console = folder, console
+
+    def due(self, step: int, planned: int) -> bool:
+        return step in (0, planned) or (self.cfg.eval.every > 0 and step % self.cfg.eval.every == 0)
+
+    def evaluate(self, step: int) -> dict[str, float]:
+        """Metrics under `eval/`; the first samples with their reward parts go to samples/step-N.jsonl."""
+        self.console.phase("evaluate")
+        trajectories = self.worker.sample(self.prompts, self.cfg.eval.n, evaluation_params(self.cfg), "eval", 0)
+        rewards = self.reward.score(trajectories)
+        metrics = reward_metrics(rewards, trajectories, prefix="eval/")
+        verdicts = rewards.parts.get("verifier")
+        if verdicts is not None:
+            metrics.mean("eval/accuracy", float(sum(v >= 1.0 for v in verdicts)), float(len(verdicts)))
+        values = metrics.values_by_name()
+        self._write_samples(step, trajectories, rewards)
+        self.console.evaluation(step, values.get("eval/accuracy"), values["eval/reward"], len(self.prompts))
+        return values
+
+    def _write_samples(self, step: int, trajectories: Sequence[Trajectory], rewards: Rewards) -> None:
+        self.folder.samples.mkdir(exist_ok=True)
+        with (self.folder.samples / f"step-{step:06d}.jsonl").open("w", encoding="utf-8") as f:
+            for i, t in enumerate(trajectories[: self.cfg.eval.keep_samples]):
+                row: dict[str, Any] = {"step": step, "prompt_id": t.prompt.id, "prompt": t.prompt.text}
+                row |= {"response": t.response_text, "reward": rewards.total[i], "finish": t.finish}
+                row["parts"] = {name: values[i] for name, values in rewards.parts.items()}
+                f.write(json.dumps(row, ensure_ascii=False) + "\n")
