@@ -20,7 +20,9 @@ class RewardConfig(Section):
     model_path: str | None = None
     """Sequence classification model with one output (a reward model); null: none."""
     verifier: str = "auto"
-    """Verifier of responses with a reference: `auto` takes the data set's own, unless a reward model or function is given; a name (`exact`, `gsm8k`, `math`, ...) forces one, beside those too; `off` none."""
+    """Verifier of responses with a reference: `auto` takes the data set's own, unless a reward model or function is
+    given; a name (`exact`, `gsm8k`, `math`, ...) forces one, beside those too; `off` none.
+    """
     functions: tuple[RewardFunctionConfig, ...] = ()
     """Reward functions and their weights."""
     max_length: int = Field(4096, ge=1)

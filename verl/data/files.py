@@ -24,7 +24,9 @@ def read_file(path: Path, limit: int | None = None) -> Iterator[Row]:
     try:
         yield from islice(reader(path), limit)
     except UnicodeDecodeError as e:
-        raise DataError(f"{path}: not UTF-8 text (byte {e.start}); convert it, or rename it if it is another format") from e
+        raise DataError(
+            f"{path}: not UTF-8 text (byte {e.start}); convert it, or rename it if it is another format"
+        ) from e
     except (OSError, EOFError, zlib.error) as e:
         raise DataError(f"{path}: cannot be read ({one_line(e)})") from e
 
@@ -55,7 +57,9 @@ def _text(path: Path) -> TextIO:
 
 def _object(path: Path, where: str, value: Any) -> Row:
     if not isinstance(value, dict):
-        raise DataError(f"{path}, {where}: expected an object {{...}} with named columns, found a {type(value).__name__}")
+        raise DataError(
+            f"{path}, {where}: expected an object {{...}} with named columns, found a {type(value).__name__}"
+        )
     return value
 
 

@@ -15,9 +15,9 @@ SPLIT_WORDS = {"train", "test", "validation", "valid", "val", "dev", "eval"}
 def split_files(folder: Path, split: str) -> list[Path]:
     """Files of `split`, in name order.
 
-    A file belongs to the split that its name says once ending and shard number are gone (`train-00000-of-00002.parquet`,
-    `train.jsonl`), or whose folder says so (`train/0.parquet`); failing that, to one that the name contains as a word
-    (`gsm8k_train.jsonl`). A folder whose names say no split at all is one split, whatever it is called.
+    A file belongs to the split that its name says once ending and shard number are gone (`train-00000-of-00002.parquet`
+    or `train.jsonl`), or that its folder says (`train/0.parquet`); failing that, to one that the name contains as a
+    word (`gsm8k_train.jsonl`). A folder whose names say no split at all is one split, whatever it is called.
     """
     files = sorted(p for p in folder.rglob("*") if p.is_file() and data_suffix(p) and not _hidden(p, folder))
     if not files:
@@ -30,7 +30,9 @@ def split_files(folder: Path, split: str) -> list[Path]:
         chosen = files
     if not chosen:
         known = sorted({_stem(p) for p in files})
-        raise DataError(f"{folder}: no file of split {split!r} (data.split); files here are of: {', '.join(known[:12])}")
+        raise DataError(
+            f"{folder}: no file of split {split!r} (data.split); files here are of: {', '.join(known[:12])}"
+        )
     _one_kind(folder, split, chosen)
     return chosen
 
@@ -43,7 +45,9 @@ def _one_kind(folder: Path, split: str, chosen: list[Path]) -> None:
     kinds = sorted({f"{_stem(p)}{data_suffix(p)}" for p in chosen})
     named_by_folder = split in homes[0].split("/")
     if len(kinds) > 1 and not (named_by_folder and len({data_suffix(p) for p in chosen}) == 1):
-        raise DataError(f"{folder}: split {split!r} may mean {' or '.join(kinds)}; give one file, or a longer data.split")
+        raise DataError(
+            f"{folder}: split {split!r} may mean {' or '.join(kinds)}; give one file, or a longer data.split"
+        )
 
 
 def _hidden(path: Path, folder: Path) -> bool:

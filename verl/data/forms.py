@@ -57,13 +57,15 @@ def verl_form(row: Row) -> list[RawPrompt]:
 
 @FORMS.register("preference", needs=("chosen", "rejected"))
 def preference_form(row: Row) -> list[RawPrompt]:
-    """`chosen, rejected`, with a `prompt` column or with the prompt inside both: all before the last answer of `chosen`."""
+    """`chosen, rejected`, with a `prompt` column or the prompt inside both: all before the last answer of `chosen`."""
     if row.get("prompt") is not None:
         return [RawPrompt(chat(row["prompt"]), tools=row.get("tools"))]
     chosen = cell(row, "chosen")
     messages = dialogue(chosen) if isinstance(chosen, str) else chat(chosen)
     if len(messages) < 2 or messages[-1]["role"] != "assistant":
-        raise DataError("column 'chosen' must end with an assistant turn after the prompt, as there is no 'prompt' column")
+        raise DataError(
+            "column 'chosen' must end with an assistant turn after the prompt, as there is no 'prompt' column"
+        )
     return [RawPrompt(messages[:-1], tools=row.get("tools"))]
 
 
@@ -91,7 +93,7 @@ def _instruction(row: Row, instance: Row, suffix: str = "") -> RawPrompt:
 
 @FORMS.register("question_answer", needs=("question", "answer"))
 def question_answer_form(row: Row) -> list[RawPrompt]:
-    """`question, answer`. An answer that ends in `#### VALUE` (GSM8K) is verified; another is kept as the reference only."""
+    """`question, answer`. An answer that ends in `#### VALUE` (GSM8K) is verified; another is only the reference."""
     answer = text_cell(row, "answer")
     _, marked, value = answer.rpartition("####")
     source = "gsm8k" if marked else None
@@ -127,7 +129,7 @@ def chat(value: Any) -> tuple[Message, ...]:
 
 
 def dialogue(text: str) -> tuple[Message, ...]:
-    """A dialogue written as `\\n\\nHuman: ...\\n\\nAssistant: ...` as messages; neighbours of one role become one message."""
+    """A dialogue written as `\\n\\nHuman: ...\\n\\nAssistant: ...` as messages; neighbours of one role are joined."""
     before, *parts = TURN.split(text)
     if not parts or before.strip():
         raise DataError(f"expected a dialogue that starts with '\\n\\nHuman:', found {text!r:.60}")

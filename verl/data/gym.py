@@ -40,7 +40,7 @@ class GymAnswer:
         return str(self.entry["answer"])
 
     def score(self, response: str) -> float:
-        """The task's own score, 0 to 1, of the text in the last `<answer>` tag, or else of the whole response, stripped."""
+        """The task's own score, 0 to 1, of the text in the last `<answer>` tag, or else of the whole response."""
         tagged = ANSWER_TAG.findall(response)
         text = (tagged[-1] if tagged else response).strip()
         return float(_scorer(self.task, self.params).score_answer(text, dict(self.entry)))
@@ -71,12 +71,16 @@ def _create(name: str, task: str, params: str, size: int, seed: int) -> Any:
 
     if task not in DATASETS:
         hint = suggestion(task, list(DATASETS))
-        raise DataError(f"{name}: no reasoning_gym task {task!r}{hint}; there are {len(DATASETS)}, such as chain_sum, countdown")
+        raise DataError(
+            f"{name}: no reasoning_gym task {task!r}{hint}; there are {len(DATASETS)}, such as chain_sum, countdown"
+        )
     values = _parse(name, params)
     known = [f.name for f in dataclasses.fields(DATASETS[task][1]) if f.name not in RESERVED]
     for key in values:
         if key not in known:
-            raise DataError(f"{name}: task {task} has no parameter {key!r}{suggestion(key, known)}; it has: {', '.join(known)}")
+            raise DataError(
+                f"{name}: task {task} has no parameter {key!r}{suggestion(key, known)}; it has: {', '.join(known)}"
+            )
     try:
         return create_dataset(task, size=size, seed=seed, **values)
     except (AssertionError, ValueError, TypeError) as e:

@@ -21,8 +21,7 @@ def question_key(prompt: Prompt) -> str:
 def hold_out(prompts: Sequence[Prompt], wanted: int) -> tuple[list[Prompt], list[Prompt]]:
     """(train, eval): `eval` has distinct questions, and `train` none of them.
 
-    The questions with the smallest hashes are held out, so the same ones for every seed, and they stay held out when rows
-    are added. Fewer than `wanted` come back where the data has fewer than 4 * wanted distinct questions.
+    The questions with the smallest hashes are held out: the same ones for every seed and order of rows. Fewer than `wanted` come back where the data has fewer than 4 * wanted distinct questions.
     """
     first: dict[str, Prompt] = {}
     keys = [question_key(p) for p in prompts]
@@ -30,7 +29,8 @@ def hold_out(prompts: Sequence[Prompt], wanted: int) -> tuple[list[Prompt], list
         first.setdefault(key, prompt)
     if len(first) < 2:
         raise DataError(
-            "data.eval_size: the data has one distinct prompt, so none can be held out; set data.eval_size=0 or give data.eval_dataset"
+            "data.eval_size: the data has one distinct prompt, so none can be held out; "
+            "set data.eval_size=0 or give data.eval_dataset"
         )
     count = min(wanted, max(1, len(first) // LARGEST_SHARE))
     chosen = set(sorted(first)[:count])

@@ -46,10 +46,13 @@ def _probe(repo: str) -> None:
     except HFValidationError as e:
         raise DataError(f"data.dataset={repo}: neither a file or folder here nor a valid hub id") from e
     except GatedRepoError as e:
-        raise DataError(f"data.dataset={repo}: access must be granted on the hub first; then log in with `hf auth login`") from e
+        raise DataError(
+            f"data.dataset={repo}: access must be granted on the hub first; then log in with `hf auth login`"
+        ) from e
     except RepositoryNotFoundError as e:
         raise DataError(
-            f"data.dataset={repo}: no such file or folder here, and no such data set on the hub (or it is private: `hf auth login`)"
+            f"data.dataset={repo}: no such file or folder here, and no such data set on the hub "
+            "(if it is private, log in with `hf auth login`)"
         ) from e
     except Exception as e:  # each version of the client has its own network errors
         raise DataError(

@@ -47,7 +47,7 @@ def load_prompts(cfg: DataConfig, tokenizer: Tokenizer, seed: int) -> PromptData
     rows = open_rows(cfg.dataset, cfg.split, cfg.size, seed)
     prompts = _prompts(rows, cfg, renderer, report)
     if cfg.eval_size == 0:
-        train, held = prompts, []
+        train, held = prompts, list[Prompt]()
     elif cfg.eval_dataset is None and cfg.eval_split is None:
         train, held = hold_out(prompts, cfg.eval_size)
         report.held_out = len(prompts) - len(train)
@@ -55,7 +55,9 @@ def load_prompts(cfg: DataConfig, tokenizer: Tokenizer, seed: int) -> PromptData
         train, held = prompts, _separate_eval(cfg, renderer, report, seed)
         _note_overlap(train, held, report)
     if 0 < len(held) < cfg.eval_size:
-        report.notes.append(f"{len(held)} evaluation prompts, not data.eval_size={cfg.eval_size}: there are too few distinct ones")
+        report.notes.append(
+            f"{len(held)} evaluation prompts, not data.eval_size={cfg.eval_size}: there are too few distinct ones"
+        )
     if renderer.uses_template:
         report.notes += [f"chat template: {finding}" for finding in check_template(tokenizer)]
     report.eval = len(held)

@@ -10,8 +10,8 @@ def plan_micro_batches(costs: Sequence[int], max_tokens: int) -> list[list[int]]
     """Split items of the given costs (tokens) into few, balanced bins of at most `max_tokens` each.
 
     Every index appears exactly once. An item above the limit gets a bin of its own. The same input gives the same plan.
-    The smallest number of bins is tried first, the longest item going to the emptiest bin; where that overflows, one bin
-    more, up to what first-fit on the same order needs.
+    The smallest number of bins is tried first, the longest item going to the emptiest bin; where that overflows, one
+    bin more, up to what first-fit on the same order needs.
     """
     assert max_tokens >= 1 and all(cost >= 0 for cost in costs)
     alone = [[i] for i, cost in enumerate(costs) if cost > max_tokens]

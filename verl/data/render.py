@@ -68,7 +68,7 @@ class Renderer:
         return str(text)
 
     def encode(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
-        """Ids of rendered texts. The template writes its own special tokens; plain text gets one BOS where the model wants one."""
+        """Ids of rendered texts. A template writes its own special tokens; plain text gets one BOS if the model has it."""
         out: list[tuple[int, ...]] = []
         for start in range(0, len(texts), ENCODE_CHUNK):
             chunk = list(texts[start : start + ENCODE_CHUNK])
@@ -78,7 +78,9 @@ class Renderer:
         return [ids if ids[:1] == (self._bos,) else (self._bos, *ids) for ids in out]
 
 
-def render(messages: Sequence[Message], tokenizer: Tokenizer, tools: Sequence[Any] | None = None, **options: Any) -> tuple[int, ...]:
+def render(
+    messages: Sequence[Message], tokenizer: Tokenizer, tools: Sequence[Any] | None = None, **options: Any
+) -> tuple[int, ...]:
     """Ids of one chat; `options` as for Renderer."""
     renderer = Renderer(tokenizer, **options)
     return renderer.encode([renderer.text(messages, tools)])[0]
@@ -91,7 +93,7 @@ def plain_bos(tokenizer: Tokenizer) -> int | None:
 
 
 def plain_text(messages: Sequence[Message]) -> str:
-    """Messages without a chat template: a single user message stays as it is; longer chats become `User:` / `Assistant:` turns."""
+    """Messages without a chat template: one user message as it is; longer chats as `User:` / `Assistant:` turns."""
     if len(messages) == 1 and messages[0]["role"] == "user":
         return content_text(messages[0])
     parts = []
@@ -108,7 +110,9 @@ def content_text(message: Message) -> str:
         return ""
     if isinstance(content, str):
         return content
-    if isinstance(content, Sequence) and all(isinstance(p, Mapping) and isinstance(p.get("text"), str) for p in content):
+    if isinstance(content, Sequence) and all(
+        isinstance(p, Mapping) and isinstance(p.get("text"), str) for p in content
+    ):
         return "".join(part["text"] for part in content)
     raise DataError(f"a message's content must be text or text parts, found {content!r:.60}")
 

@@ -13,8 +13,8 @@ from verl.core import Prompt
 class DataReport:
     """Counts of one loaded data set.
 
-    rows: read. prompts: made of them. empty: without any text, dropped. overlong: over data.max_prompt_tokens, of which
-    `dropped` were left out and `truncated` cut on the left. held_out: training rows left out as their question is evaluated.
+    rows: read. prompts: made of them. empty: without any text, dropped. dropped, truncated: over the limit of tokens, and
+    left out or cut on the left. held_out: not trained on, as their question is evaluated.
     """
 
     name: str
@@ -43,7 +43,8 @@ class DataReport:
         """Lines to print, the most important first; a line appears only if its count is not 0."""
         low, mean, high = self.tokens
         out = [
-            f"Data: {self.name}, form {self.form}: {self.rows} rows, {self.prompts} prompts; {self.train} to train on, {self.eval} to evaluate",
+            f"Data: {self.name}, form {self.form}: {self.rows} rows, {self.prompts} prompts; "
+            f"{self.train} to train on, {self.eval} to evaluate",
             f"Data: prompt tokens {low} to {high}, mean {mean:.1f}; limit {self.limit}",
         ]
         counts = (

@@ -28,13 +28,19 @@ def _open(name: str, split: str, limit: int | None, seed: int) -> Rows:
         return read_files(f"{name} [{split}]", split_files(path, split), limit)
     if path.exists():
         if not data_suffix(path):
-            raise DataError(f"data.dataset={name}: cannot tell the format; expected a name ending in {', '.join(READERS)} (also .gz)")
+            raise DataError(
+                f"data.dataset={name}: cannot tell the format; "
+                f"expected a name ending in {', '.join(READERS)} (also .gz)"
+            )
         return read_files(name, [path], limit)
     if _is_path(name):
-        raise DataError(f"data.dataset={name}: no such file or folder; give an existing path, a hub id ORG/NAME, or reasoning_gym:TASK")
+        raise DataError(
+            f"data.dataset={name}: no such file or folder; "
+            "give an existing path, a hub id ORG/NAME, or reasoning_gym:TASK"
+        )
     return read_hub(name, split, limit)
 
 
 def _is_path(name: str) -> bool:
-    """Whether a name that is not there was meant as a path: a hub id has one slash at most and no data file's ending."""
+    """Whether a name that is not there was meant as a path: a hub id has at most one slash and no data ending."""
     return name.startswith(("/", ".", "~")) or name.count("/") > 1 or "\\" in name or bool(data_suffix(Path(name)))

@@ -16,8 +16,8 @@ ANSWER = {"role": "assistant", "content": "three"}
 def check_template(tokenizer: Tokenizer) -> tuple[str, ...]:
     """What is unusual about the tokenizer's chat template, a sentence each; empty when nothing is.
 
-    The prefix property: the rendering of a chat starts with the rendering of its beginning, in text and in ids. Without it
-    a conversation that goes on cannot keep the ids that were sampled. One BOS at most may open a rendering.
+    The prefix property: the rendering of a chat starts with the rendering of its beginning, in text and in ids. Without
+    it a conversation that goes on cannot keep the ids that were sampled. One BOS at most may open a rendering.
     """
     if not getattr(tokenizer, "chat_template", None):
         return ()

@@ -1,0 +1,94 @@
+"""Total reward of each response, and its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from verl.core import Prompt, RewardError
+from verl.rewards.functions import RewardFunction, describe
+from verl.rewards.values import checked_value, checked_values
+from verl.rewards.verifiers import Verifier
+
+MODEL = "reward_model"
+VERIFIER = "verifier"
+
+
+@dataclass(frozen=True)
+class Rewards:
+    """One number a response. `parts` are unweighted, by name; `total` is what is trained on."""
+
+    total: list[float]
+    parts: dict[str, list[float]]
+
+
+class RewardComposer:
+    """total = reward model + verifier + sum(weight * function). It has no state: any subset may be scored at any time.
+
+    functions: user functions with weights. verifiers: by prompt source; the key None scores every prompt whatever its
+    source. reward_model: whether its scores will be given to `score`.
+    """
+
+    def __init__(
+        self,
+        functions: Sequence[RewardFunction] = (),
+        verifiers: Mapping[str | None, Verifier] | None = None,
+        reward_model: bool = False,
+    ):
+        self.verifiers = dict(verifiers or {})
+        self.reward_model = reward_model
+        self.functions: list[RewardFunction] = []
+        for function in functions:
+            self.add(function)
+
+    def add(self, function: RewardFunction) -> None:
+        """One more function; a name that is taken gets a number behind it."""
+        taken = {MODEL, VERIFIER, *(f.name for f in self.functions)}
+        name, number = function.name, 2
+        while name in taken:
+            name, number = f"{function.name}_{number}", number + 1
+        self.functions.append(RewardFunction(name, function.fn, function.weight))
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the parts, in the order of the sum."""
+        fixed = [MODEL] * self.reward_model + [VERIFIER] * bool(self.verifiers)
+        return fixed + [f.name for f in self.functions]
+
+    def score(
+        self, prompts: Sequence[Prompt], responses: Sequence[str], rm_scores: Sequence[float] | None = None
+    ) -> Rewards:
+        """Rewards of responses[i] to prompts[i]. Raises RewardError that names the source, the row and the value."""
+        assert len(prompts) == len(responses), f"{len(prompts)} prompts, {len(responses)} responses"
+        assert (rm_scores is not None) == self.reward_model, "reward model scores are given exactly where there is one"
+        parts: dict[str, list[float]] = {}
+        if rm_scores is not None:
+            parts[MODEL] = checked_values(rm_scores, len(responses), "reward model")
+        if self.verifiers:
+            parts[VERIFIER] = [
+                self._verify(row, p, r) for row, (p, r) in enumerate(zip(prompts, responses, strict=True))
+            ]
+        texts = [p.text for p in prompts]
+        for function in self.functions:
+            parts[function.name] = function.score(texts, list(responses))
+        weights = {f.name: f.weight for f in self.functions}
+        total = [
+            sum(weights.get(name, 1.0) * values[row] for name, values in parts.items()) for row in range(len(responses))
+        ]
+        return Rewards([float(value) for value in total], parts)
+
+    def _verify(self, row: int, prompt: Prompt, response: str) -> float:
+        key = None if None in self.verifiers else prompt.source
+        assert key in self.verifiers, (
+            f"prompt {prompt.id!r}: source {key!r} was not there when the verifiers were chosen"
+        )
+        name = f"verifier {prompt.source!r}" if key is not None else "verifier"
+        try:
+            value = self.verifiers[key](response, prompt)
+        except RewardError:
+            raise
+        except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RuntimeError, AssertionError) as e:
+            raise RewardError(
+                f"{name}: row {row}, prompt {prompt.id!r}: raised {describe(e)} on {response!r:.60}"
+            ) from e
+        return checked_value(value, row, name)
