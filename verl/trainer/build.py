@@ -20,7 +20,9 @@ from verl.data.sampler import PromptSampler
 from verl.engines import rollout
 from verl.models.load import load_policy, load_reward_model, load_value_model
 from verl.models.source import ModelSource, resolve
-from verl.rewards.composer import RewardComposer, compose
+from verl.rewards.build import build_rewards
+from verl.rewards.composer import RewardComposer
+from verl.rewards.functions import RewardFunction
 from verl.trainer.evaluate import Evaluator
 from verl.trainer.folder import RunFolder
 from verl.trainer.hooks import Hook
@@ -69,9 +71,7 @@ def check_training_law(cfg: RunConfig) -> None:
                 f"log-probs are the sampler's; set {whole:g} here (evaluation may use eval.sampling.{name}={value:g})"
             )
     if s.temperature <= 0:
-        raise ConfigError(
-            "rollout.sampling.temperature: training needs samples that differ; set it above 0, such as 1"
-        )
+        raise ConfigError("rollout.sampling.temperature: training needs samples that differ; set it above 0, such as 1")
 
 
 def pick_device(cfg: RunConfig) -> str:
@@ -91,7 +91,8 @@ def read_inputs(cfg: RunConfig, functions: Sequence[tuple[RewardFn, float]] = ()
     tokenizer = source.tokenizer()
     data = load_prompts(cfg.data, tokenizer, cfg.trainer.seed)
     sampler = PromptSampler(len(data.train), cfg.trainer.prompts_per_step, cfg.trainer.seed, cfg.data.shuffle)
-    composer = compose(cfg.reward, [*data.train, *data.eval], functions)
+    own = [RewardFunction.of(fn, weight) for fn, weight in functions]
+    composer = build_rewards(cfg.reward, [*data.train, *data.eval], own)
     return Inputs(algorithm, source, tokenizer, data, sampler, composer)
 
 
@@ -124,7 +125,7 @@ def build(cfg: RunConfig, console: RunConsole, functions: Sequence[tuple[RewardF
     checkpoints = CheckpointHook(
         cfg,
         CheckpointStore(folder.checkpoints, cfg.trainer.keep_checkpoints, console.warn),
-        identity(cfg, inputs.data.train),
+        identity(cfg, inputs.data.fingerprint),
         console,
     )
     evaluator = Evaluator(cfg, inputs.data.eval, worker, scorer, folder, console) if inputs.data.eval else None

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from verl.checkpoint.store import CheckpointStore
 from verl.config.run import RunConfig
 from verl.core.errors import CheckpointError, DataError
-from verl.core.prompt import Prompt
 from verl.trainer.hooks import Hook
 from verl.trainer.loop import StepResult, Trainer
 from verl.utils.console import RunConsole
@@ -57,14 +54,11 @@ MAY_CHANGE = (
 )
 
 
-def identity(cfg: RunConfig, prompts: Sequence[Prompt]) -> dict[str, Any]:
-    """What must be the same for a run to go on: the configuration that acts on numbers, and the prompts."""
+def identity(cfg: RunConfig, data: str) -> dict[str, Any]:
+    """What must be the same for a run to go on: the configuration that acts on numbers, and the prompts (a hash)."""
     tree = cfg.model_dump(mode="json")
     tree["trainer"] = {k: v for k, v in tree["trainer"].items() if k not in MAY_CHANGE}
-    digest = hashlib.sha256()
-    for p in prompts:
-        digest.update(repr((p.id, p.token_ids)).encode())
-    return {"config": tree, "data": digest.hexdigest()}
+    return {"config": tree, "data": data}
 
 
 def refuse_other_run(manifest: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
