@@ -23,7 +23,7 @@ class DataConfig(Section):
     training.
     """
     eval_size: int = Field(128, ge=0)
-    """How many prompts to evaluate on; 0 turns evaluation off. At most a quarter of the distinct prompts is held out."""
+    """How many prompts to evaluate on; 0 turns it off. At most a quarter of the distinct prompts is held out."""
     form: str | None = None
     """Row form: `prompt`, `preference`, `alpaca`, `alpaca_instances`, `verl`, `question_answer`; null: recognised from
     the columns.

@@ -21,7 +21,8 @@ def question_key(prompt: Prompt) -> str:
 def hold_out(prompts: Sequence[Prompt], wanted: int) -> tuple[list[Prompt], list[Prompt]]:
     """(train, eval): `eval` has distinct questions, and `train` none of them.
 
-    The questions with the smallest hashes are held out: the same ones for every seed and order of rows. Fewer than `wanted` come back where the data has fewer than 4 * wanted distinct questions.
+    The questions with the smallest hashes are held out: the same ones for every seed and order of rows. Fewer
+    than `wanted` come back where the data has fewer than 4 * wanted distinct questions.
     """
     first: dict[str, Prompt] = {}
     keys = [question_key(p) for p in prompts]

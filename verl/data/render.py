@@ -68,7 +68,7 @@ class Renderer:
         return str(text)
 
     def encode(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
-        """Ids of rendered texts. A template writes its own special tokens; plain text gets one BOS if the model has it."""
+        """Ids of rendered texts. A template writes its own special tokens; plain text gets the model's BOS."""
         out: list[tuple[int, ...]] = []
         for start in range(0, len(texts), ENCODE_CHUNK):
             chunk = list(texts[start : start + ENCODE_CHUNK])

@@ -13,8 +13,8 @@ from verl.core import Prompt
 class DataReport:
     """Counts of one loaded data set.
 
-    rows: read. prompts: made of them. empty: without any text, dropped. dropped, truncated: over the limit of tokens, and
-    left out or cut on the left. held_out: not trained on, as their question is evaluated.
+    rows: read. prompts: made of them. empty: without any text, dropped. dropped, truncated: over the limit, and left
+    out or cut on the left. held_out: not trained on, as their question is evaluated.
     """
 
     name: str

@@ -14,7 +14,7 @@ from verl.rewards.verifiers import VERIFIERS, Verifier, verifier_name
 THREE_WAYS = (
     "give a reward model (--reward_model_path, reward.model_path), "
     "a function (reward.functions=[{path: FILE.py:NAME}]), "
-    "or a data set with a verifier (--dataset_name reasoning_gym:TASK, GSM8K form; for other answers reward.verifier=NAME)"
+    "or a data set with a verifier (--dataset_name reasoning_gym:TASK, GSM8K form; else reward.verifier=NAME)"
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from verl.core import Prompt, RewardError
+from verl.core import Prompt, RewardError, VerlError
 from verl.rewards.functions import RewardFunction, describe
 from verl.rewards.values import checked_value, checked_values
 from verl.rewards.verifiers import Verifier
@@ -85,9 +85,9 @@ class RewardComposer:
         name = f"verifier {prompt.source!r}" if key is not None else "verifier"
         try:
             value = self.verifiers[key](response, prompt)
-        except RewardError:
+        except VerlError:
             raise
-        except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RuntimeError, AssertionError) as e:
+        except Exception as e:  # outside code: a library's scorer may raise anything
             raise RewardError(
                 f"{name}: row {row}, prompt {prompt.id!r}: raised {describe(e)} on {response!r:.60}"
             ) from e

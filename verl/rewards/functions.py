@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import math
 import sys
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,7 +91,7 @@ def _file_module(path: str, where: str) -> ModuleType:
     file = Path(where).expanduser()
     if not file.is_file():
         raise RewardError(f"reward.functions: {path}: no such file {where}")
-    name = f"verl_reward_{file.stem}_{abs(hash(file.resolve())):x}"
+    name = f"verl_reward_{file.stem}_{zlib.crc32(str(file.resolve()).encode()):08x}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, file)
