@@ -1,0 +1,52 @@
+"""Attention as the decoder calls it, and the form of it that trains on packed sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from verl.models.plan import Plan
+
+
+class Attend(Protocol):
+    """How one layer mixes tokens. The decoder gives rotated queries and keys; caching, packing and masks live here."""
+
+    def __call__(self, layer: int, q_PHd: Tensor, k_PKd: Tensor, v_PKd: Tensor) -> Tensor:
+        """q [P, H, hd], k and v [P, KV, hd] -> [P, H, hd]; query head h reads key head h // (H / KV)."""
+        ...
+
+
+class PackedAttention:
+    """Causal attention within the blocks of a plan; `window(layer)` as in `DecoderConfig`."""
+
+    def __init__(self, plan: Plan, window: Callable[[int], int | None]):
+        self.plan = plan
+        self.window = window
+        self._masks: dict[int | None, list[Tensor | None]] = {}
+
+    def __call__(self, layer: int, q_PHd: Tensor, k_PKd: Tensor, v_PKd: Tensor) -> Tensor:
+        heads, dim = q_PHd.shape[1:]
+        outs = []
+        for bucket, mask in zip(self.plan.buckets, self._masks_of(self.window(layer)), strict=True):
+            q, k, v = _take(q_PHd, bucket.query), _take(k_PKd, bucket.key), _take(v_PKd, bucket.key)
+            out = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
+            outs.append(out.transpose(1, 2).reshape(-1, heads * dim))
+        return torch.cat(outs).index_select(0, self.plan.place).view(-1, heads, dim)
+
+    def _masks_of(self, window: int | None) -> list[Tensor | None]:
+        """Per bucket: [G, 1, Lq, Lk] or None; made once for all layers of one window."""
+        if window not in self._masks:
+            allowed = [bucket.allowed(window) for bucket in self.plan.buckets]
+            self._masks[window] = [a if a is None else a.unsqueeze(1) for a in allowed]
+        return self._masks[window]
+
+
+def _take(x_Phd: Tensor, index_GL: Tensor) -> Tensor:
+    """Rows of [P, h, d] as [G, h, L, d]."""
+    heads, dim = x_Phd.shape[1:]
+    rows = x_Phd.reshape(-1, heads * dim).index_select(0, index_GL.reshape(-1))
+    return rows.view(*index_GL.shape, heads, dim).transpose(1, 2)
