@@ -1,0 +1,53 @@
+"""Command lines whose faults are one line: the parser, and the frame that every command runs in."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from verl.core.errors import ConfigError, VerlError
+from verl.core.registry import suggestion
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, but a fault is a ConfigError of one line, and an unknown flag comes with a suggestion."""
+
+    def __init__(self, **options: Any):
+        super().__init__(**{"allow_abbrev": False, "formatter_class": HelpFormatter, **options})
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see {self.prog} --help")
+
+    def parse_strictly(self, argv: Sequence[str]) -> argparse.Namespace:
+        """All of argv, or a ConfigError that names the first word that is not known."""
+        found, unknown = self.parse_known_args(list(argv))
+        if unknown:
+            word = unknown[0].split("=")[0]
+            flags = [flag for action in self._actions for flag in action.option_strings]
+            what = "unknown flag" if word.startswith("-") else "unexpected argument"
+            raise ConfigError(f"{word}: {what}{suggestion(word, flags)}; see {self.prog} --help")
+        return found
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Long flag names get a wide first column."""
+
+    def __init__(self, prog: str, **options: Any):
+        super().__init__(prog, **{"max_help_position": 34, **options})
+
+
+def run_main(main: Callable[[], int]) -> int:
+    """Exit code of `main`. An error that the user can act on is one line on stderr and 2; Ctrl-C is 130."""
+    try:
+        return main()
+    except VerlError as e:
+        print("error: " + " ".join(str(e).split()), file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader (head, less) has gone; Python would complain when it flushes
+        return 0

@@ -1,0 +1,107 @@
+"""The command `verl`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import verl
+from verl.algos.presets import PRESETS, preset_values
+from verl.cli import reference
+from verl.cli.arguments import Parser, run_main
+from verl.cli.launch import launch
+from verl.config import parse_override, read_yaml, resolve
+from verl.config.loader import Tree
+from verl.core.errors import ConfigError
+from verl.core.registry import suggestion
+
+COMMANDS = {
+    "train": "train as a YAML file and section.key=value overrides say",
+    "algorithms": "list the algorithm presets with their sources",
+    "config": "print the configuration reference, or one section of it",
+}
+
+
+def _train(argv: Sequence[str]) -> int:
+    parser = Parser(
+        prog="verl train",
+        description="Train. Order: class defaults, preset (algorithm.name), CONFIG.yaml, overrides.",
+        epilog="example: verl train examples/ppo/quickstart.yaml actor.optim.lr=1e-6 algorithm.name=grpo --dry-run",
+    )
+    parser.add_argument("config", nargs="?", metavar="CONFIG.yaml", help="a file with sections such as `actor:`")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="see `verl config`")
+    parser.add_argument("--dry-run", action="store_true", help="print the resolved config and the sizes, train nothing")
+    parser.add_argument("--resume", action="store_true", help="same as trainer.resume=true")
+    options = parser.parse_strictly(_words_first(argv))
+    return launch(resolve(_layers(options), preset_values()), options.dry_run)
+
+
+def _words_first(argv: Sequence[str]) -> list[str]:
+    """argparse takes optional positionals in one run only; so put the flags (none takes a value) after the words."""
+    return [w for w in argv if not w.startswith("--")] + [w for w in argv if w.startswith("--")]
+
+
+def _layers(options: argparse.Namespace) -> list[Tree]:
+    words = [*([options.config] if options.config else []), *options.overrides]
+    layers = []
+    if words and not _is_override(words[0]):
+        layers.append(read_yaml(words.pop(0)))
+    layers += [parse_override(word) for word in words]
+    if options.resume:
+        layers.append({"trainer": {"resume": True}})
+    return layers
+
+
+def _is_override(word: str) -> bool:
+    key = word.partition("=")[0]
+    return "=" in word and not key.endswith((".yaml", ".yml")) and "/" not in key
+
+
+def _algorithms(argv: Sequence[str]) -> int:
+    parser = Parser(prog="verl algorithms", description="List the presets of algorithm.name.")
+    parser.parse_strictly(argv)
+    for preset in PRESETS.values():
+        print(f"{preset.name}\n  {preset.doc}\n  Source: {preset.source}")
+        for key, value in preset.values["algorithm"].items():
+            if key != "name":
+                print(f"    algorithm.{key} = {reference.show(value)}")
+    return 0
+
+
+def _config(argv: Sequence[str]) -> int:
+    parser = Parser(prog="verl config", description="Print the configuration reference.")
+    parser.add_argument("section", nargs="?", help="for example: actor.optim")
+    print(reference.text(parser.parse_strictly(argv).section), end="")
+    return 0
+
+
+def _dispatch(argv: Sequence[str]) -> int:
+    listing = "\n".join(f"  {name:<12}{text}" for name, text in COMMANDS.items())
+    parser = Parser(
+        prog="verl",
+        usage="verl COMMAND ...",
+        description=f"Post-training of language models with reinforcement learning.\n\ncommands:\n{listing}",
+        epilog="`verl COMMAND --help` tells more. First run without a config: python examples/ppo/quickstart.py",
+    )
+    parser.add_argument("--version", action="version", version=f"verl {verl.__version__}")
+    if not argv or argv[0].startswith("-"):
+        parser.parse_strictly(argv)
+        parser.print_help()
+        return 0
+    command, rest = argv[0], argv[1:]
+    run = {"train": _train, "algorithms": _algorithms, "config": _config}.get(command)
+    if run is None:
+        raise ConfigError(
+            f"{command}: unknown command{suggestion(command, list(COMMANDS))}; commands: {', '.join(COMMANDS)}"
+        )
+    return run(rest)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code."""
+    return run_main(lambda: _dispatch(list(sys.argv[1:] if argv is None else argv)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
