@@ -1,0 +1,117 @@
+"""Rollout engines. `load` makes one from a model path, `attach` one on a policy that a trainer holds.
+
+A backend is a function (policy, eos_token_ids, **options) -> Engine in the registry; nothing of a backend is imported
+before it is asked for.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from verl.config.models import ModelConfig
+from verl.config.rollout import RolloutConfig
+from verl.core import Registry, RolloutError
+
+if TYPE_CHECKING:
+    from verl.engines.rollout.base import Engine
+
+BACKENDS: Registry[Any] = Registry("rollout backend")
+
+
+@BACKENDS.register("native")
+def _native(
+    policy: Any,
+    eos_token_ids: tuple[int, ...],
+    max_sequences: int = 256,
+    prefill_tokens: int = 4096,
+    max_model_len: int | None = None,
+) -> Engine:
+    """Continuous batching on the trainer's own weights; Llama, Mistral, Qwen2, Qwen3."""
+    from verl.engines.rollout.native import NativeEngine
+
+    if policy.implementation != "native":
+        raise RolloutError(
+            "rollout.backend=native needs a model that verl's own decoder runs, and this one runs on transformers; "
+            "set rollout.backend=hf (or model.implementation=native where the architecture is known)"
+        )
+    return NativeEngine(
+        policy,
+        eos_token_ids,
+        max_sequences=max_sequences,
+        prefill_tokens=prefill_tokens,
+        max_model_len=max_model_len,
+    )
+
+
+@BACKENDS.register("hf")
+def _hf(
+    policy: Any, eos_token_ids: tuple[int, ...], max_sequences: int = 256, max_model_len: int | None = None
+) -> Engine:
+    """transformers generate on the trainer's own weights; any causal language model."""
+    from verl.engines.rollout.hf import HFEngine
+
+    return HFEngine(policy, eos_token_ids, max_sequences=max_sequences, max_model_len=max_model_len)
+
+
+@BACKENDS.register("vllm")
+def _vllm(policy: Any, eos_token_ids: tuple[int, ...], **options: Any) -> Engine:
+    """vLLM; not part of this version."""
+    raise RolloutError("rollout.backend=vllm is not part of this version of verl; set rollout.backend to native or hf")
+
+
+def load(backend: str, model_path: Any, dtype: str = "bfloat16", device: str = "auto", **options: Any) -> Engine:
+    """An engine with its own model.
+
+    backend: `native` or `hf`.
+    model_path: as actor.path in the config, or a loaded Hugging Face causal language model.
+    dtype: bfloat16 or float32. device: auto, cpu, cuda.
+    options: max_sequences, max_model_len, prefill_tokens (native), trust_remote_code.
+    Raises ConfigError for an unknown backend, RolloutError for an unknown option, ModelError for the path.
+    """
+    entry = BACKENDS[backend]
+    remote_code = options.pop("trust_remote_code", False)
+    _check_options(backend, options)
+    if backend == "vllm":
+        return entry.fn(None, (), **options)
+    from verl.models.load import load_policy
+
+    implementation = "transformers" if backend == "hf" else "native"
+    cfg = ModelConfig.model_validate(
+        {"implementation": implementation, "dtype": dtype, "trust_remote_code": remote_code}
+    )
+    policy = load_policy(model_path, cfg, _device(device))
+    return entry.fn(policy, policy.source.eos_token_ids, **options)
+
+
+def attach(backend: str, policy: Any, cfg: RolloutConfig, **options: Any) -> Engine:
+    """An engine on a policy that is being trained: it reads the policy's parameters where they lie, no second copy."""
+    entry = BACKENDS[backend]
+    known = {"max_sequences": cfg.max_sequences, "prefill_tokens": cfg.prefill_tokens}
+    options = {k: v for k, v in known.items() if k in _options(backend)} | options
+    _check_options(backend, options)
+    return entry.fn(policy, policy.source.eos_token_ids, **options)
+
+
+def _options(backend: str) -> list[str]:
+    """Names that the backend's function takes after the policy and its end tokens."""
+    return list(inspect.signature(BACKENDS[backend].fn).parameters)[2:]
+
+
+def _check_options(backend: str, options: dict[str, Any]) -> None:
+    wrong = sorted(set(options) - set(_options(backend)))
+    if wrong and backend != "vllm":
+        raise RolloutError(
+            f"rollout backend {backend!r} has no option {wrong[0]!r}; it has {', '.join(_options(backend))}"
+        )
+
+
+def _device(name: str) -> Any:
+    import torch
+
+    if name != "auto":
+        return torch.device(name)
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+__all__ = ["BACKENDS", "attach", "load"]
