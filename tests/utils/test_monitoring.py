@@ -1,0 +1,96 @@
+"""Memory, FLOPs and timing against what is known."""
+
+import re
+import time
+
+import psutil
+import pytest
+import torch
+
+from verl.utils import flops
+from verl.utils.monitoring import get_gpu_memory_usage, memory_total, peak_memory, reset_peak_memory
+from verl.utils.timing import StepClock
+
+HOST = pytest.mark.skipif(torch.cuda.is_available(), reason="host memory is reported only without a GPU")
+
+
+def test_memory_formats_as_a_number() -> None:
+    assert re.fullmatch(r"before rollout: \d+\.\d+ GB", f"before rollout: {get_gpu_memory_usage()} GB")
+
+
+@HOST
+def test_memory_is_this_process_and_follows_it() -> None:
+    before = get_gpu_memory_usage()
+    held = torch.ones(50_000_000)  # 0.2 GB, written
+    assert get_gpu_memory_usage() - before == pytest.approx(0.2, abs=0.03)
+    assert get_gpu_memory_usage() == pytest.approx(psutil.Process().memory_info().rss / 1e9, abs=0.05)
+    del held
+
+
+@HOST
+def test_peak_covers_only_its_interval() -> None:
+    reset_peak_memory()
+    start = peak_memory()
+    held = torch.ones(50_000_000)
+    del held
+    assert peak_memory() - start == pytest.approx(0.2, abs=0.03)
+    reset_peak_memory()
+    assert peak_memory() - start < 0.1
+
+
+def test_total_is_at_most_the_machine() -> None:
+    assert 0 < memory_total("cpu") <= psutil.virtual_memory().total / 1e9
+
+
+def test_model_flops_against_a_count_of_products() -> None:
+    """A two-layer model of square products: 2 operations a weight and token, twice that more for the backward."""
+    width, tokens = 8, 5
+    params = 2 * width * width
+    by_hand = tokens * 2 * (2 * width * width)
+    assert flops.model_flops(params, tokens, backward=False) == by_hand
+    assert flops.model_flops(params, tokens, backward=True) == 3 * by_hand
+    # scores and values: each token meets `context` keys, `width` multiply-adds for each of the two products
+    context = 3
+    attention = tokens * 2 * (2 * width * context)
+    got = flops.model_flops(params, tokens, backward=False, attention_width=width, mean_context=context)
+    assert got == by_hand + attention
+
+
+def test_measured_peak_is_short_cached_and_above_a_plain_product() -> None:
+    torch.ones(64, 64) @ torch.ones(64, 64)
+    start = time.perf_counter()
+    peak = flops.matmul_peak("cpu", "float32")
+    assert time.perf_counter() - start < 2.0  # 0.5 s on an idle machine; this one may be busy
+    start = time.perf_counter()
+    assert flops.matmul_peak("cpu", "float32") == peak
+    assert time.perf_counter() - start < 0.01
+    assert 1e8 < peak < 1e15
+
+
+def test_mfu() -> None:
+    assert flops.mfu(50.0, 2.0, 100.0) == 0.25
+    assert flops.mfu(50.0, 0.0, 100.0) == 0.0
+
+
+def test_clock_adds_up_phases_and_tells_them() -> None:
+    now, told = [0.0], []
+    clock = StepClock(told.append, lambda: now[0])
+    for seconds in (1.0, 2.0):
+        with clock("rollout"):
+            now[0] += seconds
+    with clock("update"):
+        now[0] += 4.0
+        with clock("publish"):
+            now[0] += 8.0
+    assert clock.metrics().values_by_name() == {"time/rollout": 3.0, "time/update": 12.0, "time/publish": 8.0}
+    assert told == ["rollout", None, "rollout", None, "update", "publish", "update", None]
+    assert clock.metrics() == {}
+
+
+def test_clock_counts_a_phase_that_failed() -> None:
+    now = [0.0]
+    clock = StepClock(now=lambda: now[0])
+    with pytest.raises(KeyError), clock("reward"):
+        now[0] += 3.0
+        raise KeyError("x")
+    assert clock.seconds == {"reward": 3.0}
