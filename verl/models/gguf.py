@@ -177,6 +177,7 @@ class _Reader:
 
     def __init__(self, blob: np.ndarray, path: Path):
         self.blob, self.path, self.at = blob, path, 0
+        self.view = memoryview(blob)
 
     def read(self) -> tuple[dict[str, Any], list[_TensorInfo], int]:
         try:
@@ -185,7 +186,7 @@ class _Reader:
             raise ModelError(f"{self.path}: damaged GGUF header; download the file again") from e
 
     def _read(self) -> tuple[dict[str, Any], list[_TensorInfo], int]:
-        if bytes(self.blob[:4]) != b"GGUF":
+        if bytes(self.view[:4]) != b"GGUF":
             raise ModelError(f"{self.path}: not a GGUF file; give a model folder or a file that starts with GGUF")
         self.at = 4
         version, tensors, pairs = self._unpack("<I"), self._unpack("<Q"), self._unpack("<Q")
@@ -200,14 +201,14 @@ class _Reader:
         return metadata, infos, (self.at + align - 1) // align * align
 
     def _unpack(self, form: str) -> Any:
-        (value,) = struct.unpack_from(form, self.blob, self.at)
+        (value,) = struct.unpack_from(form, self.view, self.at)
         self.at += struct.calcsize(form)
         return value
 
     def _string(self) -> str:
         length = self._unpack("<Q")
         self.at += length
-        return bytes(self.blob[self.at - length : self.at]).decode()
+        return bytes(self.view[self.at - length : self.at]).decode()
 
     def _value(self, kind: int) -> Any:
         if kind == _STRING:
@@ -221,7 +222,7 @@ class _Reader:
                 self.at += length
             return count
         form = f"<{count}{_SCALAR[inner][1]}"
-        values = struct.unpack_from(form, self.blob, self.at)
+        values = struct.unpack_from(form, self.view, self.at)
         self.at += struct.calcsize(form)
         return list(values)
 

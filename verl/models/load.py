@@ -1,55 +1,106 @@
-"""From a path to a model in memory."""
+"""From a path, or a loaded Hugging Face module, to a model in memory."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from verl.config.models import ModelConfig
 from verl.core.errors import ModelError
 from verl.models.config import NATIVE_TYPES, DecoderConfig
-from verl.models.policy import Policy
-from verl.models.source import ModelSource, resolve
+from verl.models.decoder import Decoder
+from verl.models.fill import fill
+from verl.models.hf import TransformersPolicy
+from verl.models.hf_load import hf_module
+from verl.models.policy import AnyPolicy, Policy
+from verl.models.reward_model import RewardModel
+from verl.models.source import LoadedSource, ModelSource, resolve
+from verl.models.value import ValueModel
 
-_DERIVED = re.compile(r".*rotary_emb\.inv_freq|.*\.attention\.(bias|masked_bias)")
-"""Names that old checkpoints carry and every reader recomputes."""
+ModelPath = str | Path | nn.Module
+"""A path as in `actor.path`, or a transformers module that is already loaded."""
 
 
-def load_policy(path: str | Path, cfg: ModelConfig, device: torch.device | str = "cpu") -> Policy:
-    source = resolve(path, cfg.trust_remote_code)
-    return load_native(source, getattr(torch, cfg.dtype), device)
-
-
-def load_native(source: ModelSource, dtype: torch.dtype, device: torch.device | str) -> Policy:
-    policy = Policy(DecoderConfig.from_hf(source.hf_config()), source, dtype)
-    policy.to_empty(device=device)
-    fill(policy, source.tensors(), source.name)
+def load_policy(path: ModelPath, cfg: ModelConfig, device: torch.device | str = "cpu") -> AnyPolicy:
+    """The policy at `path` in cfg.dtype; its `.implementation` says what `auto` took. ModelError where it cannot be."""
+    source, dtype = _source(path, cfg), getattr(torch, cfg.dtype)
+    config = _native_config(source, cfg)
+    if config is None:
+        return TransformersPolicy(hf_module(source, "AutoModelForCausalLM", dtype, device), source)
+    policy = Policy(config, source, dtype).to_empty(device=device)
+    fill(policy, source.tensors(), source.name, ignore=r"lm_head\.weight" if config.tied else None)
     return policy
 
 
-@torch.no_grad()
-def fill(module: nn.Module, tensors: Iterable[tuple[str, Tensor]], name: str, ignore: str = r"(?!)") -> None:
-    """Copy weights by name into the parameters of `module`, casting once. Every parameter must come exactly once.
+def load_value_model(
+    path: ModelPath, cfg: ModelConfig, device: torch.device | str = "cpu", seed: int = 0
+) -> ValueModel:
+    """The critic: the body of the model at `path`; the score head of a reward model, else a head of zeros.
 
-    ignore: pattern of further names that this module does not have. ModelError names what is missing or strange.
+    seed: of body weights that a checkpoint lacks (only transformers bodies have such: poolers and the like).
     """
-    params = dict(module.named_parameters())
-    missing = set(params)
-    for key, tensor in tensors:
-        if key not in params:
-            if _DERIVED.fullmatch(key) or re.fullmatch(ignore, key):
-                continue
-            raise ModelError(f"{name}: weight {key!r} does not belong to this architecture; check its config.json")
-        if tensor.shape != params[key].shape:
-            raise ModelError(
-                f"{name}: weight {key!r} has shape {tuple(tensor.shape)}, the config says {tuple(params[key].shape)}"
-            )
-        params[key].copy_(tensor)
-        missing.discard(key)
-    if missing:
-        raise ModelError(f"{name}: weight {min(missing)!r} is missing ({len(missing)} in all); the model is incomplete")
+    source, dtype = _source(path, cfg), getattr(torch, cfg.dtype)
+    config = _native_config(source, cfg)
+    has_head = _is_classifier(source)
+    if has_head:
+        _require_one_label(source)
+    if config is not None:
+        model = ValueModel(Decoder(config, dtype), config.hidden_size, source, "meta").to_empty(device=device)
+        nn.init.zeros_(model.score.weight)
+        ignore = r"lm_head\.weight|score\.bias" if not has_head else None
+        fill(model, source.tensors(), source.name, ignore, optional=() if has_head else ("score.weight",))
+        return model
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        body = hf_module(source, "AutoModel", dtype, device)
+    model = ValueModel(body, body.config.get_text_config().hidden_size, source, device)
+    nn.init.zeros_(model.score.weight)
+    if has_head:
+        head = ((name.removeprefix("score."), t) for name, t in source.tensors() if name.startswith("score."))
+        fill(model.score, head, source.name)
+    return model
+
+
+def load_reward_model(
+    path: ModelPath, cfg: ModelConfig, device: torch.device | str = "cpu", max_length: int = 4096
+) -> RewardModel:
+    """The sequence classification model at `path`; ModelError unless it has exactly one trained output."""
+    source = _source(path, cfg)
+    _require_one_label(source)
+    module = hf_module(source, "AutoModelForSequenceClassification", getattr(torch, cfg.dtype), device)
+    return RewardModel(module, source.tokenizer(), source, max_length)
+
+
+def _source(path: ModelPath, cfg: ModelConfig) -> ModelSource:
+    if isinstance(path, nn.Module):
+        return LoadedSource(path, cfg.trust_remote_code)
+    return resolve(path, cfg.trust_remote_code)
+
+
+def _native_config(source: ModelSource, cfg: ModelConfig) -> DecoderConfig | None:
+    """The decoder's config, or None where transformers is to run the model."""
+    if cfg.implementation == "transformers":
+        return None
+    hf_config = source.hf_config()
+    if cfg.implementation == "native":
+        return DecoderConfig.from_hf(hf_config)
+    try:
+        return DecoderConfig.from_hf(hf_config) if hf_config.model_type in NATIVE_TYPES else None
+    except ModelError:  # a known family with a feature that only transformers computes
+        return None
+
+
+def _is_classifier(source: ModelSource) -> bool:
+    return any("ForSequenceClassification" in name for name in source.hf_config().architectures or ())
+
+
+def _require_one_label(source: ModelSource) -> None:
+    config: Any = source.hf_config()
+    if config.num_labels != 1:
+        raise ModelError(
+            f"{source.name}: a reward model needs one output, this one has {config.num_labels} labels "
+            f"(architectures {config.architectures}); give a sequence classification model with num_labels=1"
+        )

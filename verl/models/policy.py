@@ -10,6 +10,7 @@ from verl.core.errors import ModelError
 from verl.models.attention import PackedAttention
 from verl.models.config import DecoderConfig
 from verl.models.decoder import Decoder
+from verl.models.hf import TransformersPolicy
 from verl.models.packed import PackedInput
 from verl.models.source import ModelSource
 
@@ -38,7 +39,7 @@ class Policy(nn.Module):
         return self.model
 
     @property
-    def head(self) -> nn.Parameter:
+    def head(self) -> Tensor:
         """The output matrix [V, D]."""
         return self.model.embed_tokens.weight if self.model.config.tied else self.lm_head.weight
 
@@ -51,12 +52,15 @@ class Policy(nn.Module):
         return F.linear(features, self.head)
 
 
+AnyPolicy = Policy | TransformersPolicy
+
+
 def hidden_states(decoder: Decoder, packed: PackedInput) -> Tensor:
     """[P, D] of a packed input. ModelError where a sequence is longer than the rotary embedding stays constant."""
     limit = decoder.config.rope.limit
     if limit is not None and packed.longest > limit:
         raise ModelError(
-            f"a sequence of {packed.longest} tokens is beyond the {limit} up to which {decoder.config.rope.kind} rotary "
-            "scaling is constant; lower data.max_prompt_tokens or rollout.max_response_tokens"
+            f"a sequence of {packed.longest} tokens is beyond the {limit} up to which {decoder.config.rope.kind} "
+            "rotary scaling is constant; lower data.max_prompt_tokens or rollout.max_response_tokens"
         )
     return decoder(packed.token_ids, packed.position_ids, PackedAttention(packed.plan, decoder.config.window))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Iterator
@@ -116,6 +117,39 @@ class ModelSource:
         raise ModelError(
             f"{self.path}: no weights (model.safetensors or {index.name}); point the path at a complete model folder"
         )
+
+
+class LoadedSource(ModelSource):
+    """A transformers module that the user loaded; its tokenizer is read from where the module came."""
+
+    def __init__(self, module: Any, trust_remote_code: bool = False):
+        origin = str(getattr(module, "name_or_path", "") or "")
+        super().__init__(Path(origin), origin or type(module).__name__, trust_remote_code)
+        self.module = module
+
+    @property
+    def is_gguf(self) -> bool:
+        return False
+
+    def hf_config(self) -> Any:
+        return copy.deepcopy(self.module.config)
+
+    def tokenizer(self) -> Any:
+        if not str(self.module.name_or_path or ""):
+            raise ModelError(
+                f"{self.name}: this loaded module does not say where its tokenizer is; "
+                "load it with from_pretrained(FOLDER), or give the folder in its place"
+            )
+        return resolve(self.path, self.trust_remote_code).tokenizer()
+
+    def generation_config(self) -> Any:
+        from transformers import GenerationConfig
+
+        own = getattr(self.module, "generation_config", None)
+        return copy.deepcopy(own) if own is not None else GenerationConfig.from_model_config(self.module.config)
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self.module.state_dict().items()
 
 
 def resolve(path: str | Path, trust_remote_code: bool = False) -> ModelSource:

@@ -1,0 +1,91 @@
+"""A reward model: any sequence classification model with one output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jinja2 import TemplateError
+from torch import Tensor
+
+from verl.core.errors import ModelError
+from verl.core.prompt import Message
+from verl.models.source import ModelSource, first_line
+
+Conversation = tuple[Sequence[Message], str]
+"""(messages of the prompt, response)."""
+_BATCH_TOKENS = 8192
+
+
+class RewardModel:
+    """Scores conversations. truncated: how many texts so far were longer than max_length and lost their beginning."""
+
+    def __init__(self, module: Any, tokenizer: Any, source: ModelSource, max_length: int):
+        self.module = module.eval().requires_grad_(False)
+        self.tokenizer = tokenizer
+        self.source = source
+        self.max_length = min(max_length, *_limits(module, tokenizer))
+        self.truncated = 0
+
+    def render(self, messages: Sequence[Message], response: str) -> str:
+        """The text to score: by the model's own chat template, or prompt and response joined where it has none."""
+        if not self.tokenizer.chat_template:
+            return "\n".join(str(m["content"]) for m in messages) + response
+        chat = [*(dict(m) for m in messages), {"role": "assistant", "content": response}]
+        try:
+            return str(self.tokenizer.apply_chat_template(chat, tokenize=False))
+        except TemplateError as e:
+            raise ModelError(f"{self.source.name}: the chat template refuses these messages ({first_line(e)})") from e
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids with the model's special tokens, one BOS at most, cut on the left to max_length."""
+        ids: list[int] = self.tokenizer(text, verbose=False)["input_ids"]
+        start = {self.tokenizer.bos_token_id, self.tokenizer.cls_token_id} - {None}
+        while len(ids) > 1 and ids[0] == ids[1] and ids[0] in start:  # the template wrote one, the tokenizer added one
+            ids = ids[1:]
+        if len(ids) <= self.max_length:
+            return ids
+        self.truncated += 1
+        head = ids[:1] if ids[0] in start else []
+        return head + ids[len(ids) - self.max_length + len(head) :]
+
+    @torch.no_grad()
+    def score(self, conversations: Sequence[Conversation]) -> list[float]:
+        """One score a conversation, the same that the model gives the text alone."""
+        rows = [self.encode(self.render(messages, response)) for messages, response in conversations]
+        for number, ids in enumerate(rows):
+            if not ids:
+                raise ModelError(f"{self.source.name}: conversation {number} is empty text; there is nothing to score")
+        scores = [0.0] * len(rows)
+        for part in self._parts(rows):
+            for number, value in zip(part, self._forward([rows[i] for i in part]).tolist(), strict=True):
+                scores[number] = value
+        return scores
+
+    def _parts(self, rows: list[list[int]]) -> list[list[int]]:
+        """Row numbers of each forward pass: of similar length, and alone where the model has no padding id."""
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i]), reverse=True)
+        alone = self.module.config.get_text_config().pad_token_id is None
+        parts: list[list[int]] = []
+        for i in order:
+            full = parts and (len(parts[-1]) + 1) * len(rows[parts[-1][0]]) > _BATCH_TOKENS
+            if not parts or alone or full:
+                parts.append([])
+            parts[-1].append(i)
+        return parts
+
+    def _forward(self, rows: list[list[int]]) -> Tensor:
+        """[N] scores. Padded on the right with the id that the model itself skips when it looks for the last token."""
+        width, pad = max(map(len, rows)), self.module.config.get_text_config().pad_token_id or 0
+        ids = torch.tensor([r + [pad] * (width - len(r)) for r in rows])
+        real = torch.tensor([[1] * len(r) + [0] * (width - len(r)) for r in rows])
+        device = self.module.device
+        out = self.module(input_ids=ids.to(device), attention_mask=real.to(device))
+        return out.logits.float().squeeze(-1).cpu()
+
+
+def _limits(module: Any, tokenizer: Any) -> list[int]:
+    """Longest inputs, by the tokenizer and by the position table."""
+    positions = getattr(module.config.get_text_config(), "max_position_embeddings", None)
+    return [n for n in (tokenizer.model_max_length, positions) if n]

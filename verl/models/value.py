@@ -1,0 +1,41 @@
+"""The value model: a body and one linear output in fp32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from verl.models.decoder import Decoder
+from verl.models.hf import run_padded
+from verl.models.packed import PackedInput
+from verl.models.policy import hidden_states
+from verl.models.source import ModelSource
+
+
+class ValueModel(nn.Module):
+    """model: the native decoder, or a transformers body. score: [1, D], fp32, as reward models call their head."""
+
+    def __init__(self, model: Decoder | Any, width: int, source: ModelSource, device: torch.device | str):
+        super().__init__()
+        self.model = model
+        self.score = nn.Linear(width, 1, bias=False, dtype=torch.float32, device=device)
+        self.source = source
+        self.implementation = "native" if isinstance(model, Decoder) else "transformers"
+        self.shares_prompt = isinstance(model, Decoder)
+        self.train(False)
+
+    def train(self, mode: bool = True) -> ValueModel:
+        """Stays in eval mode whatever `mode` says, so that no dropout makes two passes differ."""
+        return super().train(False)
+
+    def values(self, packed: PackedInput) -> Tensor:
+        """[T] fp32: the value of the state before each token; 0 where not a row."""
+        if isinstance(self.model, Decoder):
+            hidden = hidden_states(self.model, packed)
+        else:
+            hidden = run_padded(lambda **inputs: self.model(**inputs).last_hidden_state, packed)
+        rows = hidden.index_select(0, packed.pred).float()
+        return packed.scatter(F.linear(rows, self.score.weight).squeeze(-1))
