@@ -72,26 +72,31 @@ def nest(path: str, leaf: Any) -> Tree:
     return leaf
 
 
-def overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> Tree:
+def overlay(base: Mapping[str, Any], top: Mapping[str, Any], at: str = "") -> Tree:
     """`top` laid over `base`. A component whose name changes drops the constants of the old one."""
     out = dict(base)
     for key, value in top.items():
+        path = f"{at}{key}"
         old = out.get(key)
-        if isinstance(value, Mapping) and isinstance(old, Mapping):
-            renamed = "name" in value and "name" in old and value["name"] != old["name"]
-            out[key] = dict(value) if renamed else overlay(old, value)
-        elif isinstance(old, Mapping) and "name" in old and isinstance(value, str):
-            out[key] = old if old["name"] == value else {"name": value}
-        else:
-            out[key] = value
+        if path in COMPONENTS:
+            old, value = _component(old), _component(value)
+            if (
+                isinstance(old, Mapping)
+                and isinstance(value, Mapping)
+                and value.get("name", old.get("name")) != old.get("name")
+            ):
+                old = None
+        out[key] = overlay(old, value, f"{path}.") if isinstance(value, Mapping) and isinstance(old, Mapping) else value
     return out
 
 
-def resolve(layers: Sequence[Mapping[str, Any]], presets: Mapping[str, Mapping[str, Any]] | None = None) -> RunConfig:
-    """Lay the trees over each other, with the preset that `algorithm.name` chooses beneath them all, and check them.
+def _component(value: Any) -> Any:
+    """A component may be written as its bare name: `algorithm.advantage: gae`."""
+    return {"name": value} if isinstance(value, str) else value
 
-    Layers may write a component as its bare name (`algorithm.advantage: gae`).
-    """
+
+def resolve(layers: Sequence[Mapping[str, Any]], presets: Mapping[str, Mapping[str, Any]] | None = None) -> RunConfig:
+    """Lay the trees over each other, with the preset that `algorithm.name` chooses beneath them all, and check them."""
     user: Tree = {}
     for layer in layers:
         user = overlay(user, layer)
@@ -103,12 +108,7 @@ def resolve(layers: Sequence[Mapping[str, Any]], presets: Mapping[str, Mapping[s
             hint = suggestion(str(name), list(presets))
             raise ConfigError(f"algorithm.name: unknown preset {name!r}{hint}; known: {', '.join(sorted(presets))}")
         tree = overlay(tree, presets[name])
-    tree = overlay(tree, user)
-    for key in ("advantage", "policy_loss"):
-        algorithm = tree.get("algorithm")
-        if isinstance(algorithm, dict) and isinstance(algorithm.get(key), str):
-            algorithm[key] = {"name": algorithm[key]}
-    return check(RunConfig, tree)
+    return check(RunConfig, overlay(tree, user))
 
 
 def check(cls: type[Any], tree: Mapping[str, Any], at: str = "") -> Any:
@@ -170,3 +170,17 @@ def leaves(cls: type[Any], at: str = "") -> list[str]:
         else:
             out.append(path)
     return out
+
+
+def _components(cls: type[Any], at: str = "") -> frozenset[str]:
+    found: set[str] = set()
+    for name, field in cls.model_fields.items():
+        if field.annotation is Component:
+            found.add(at + name)
+        elif isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            found |= _components(field.annotation, f"{at}{name}.")
+    return frozenset(found)
+
+
+COMPONENTS = _components(RunConfig)
+"""Paths whose value is a registered function with its constants."""

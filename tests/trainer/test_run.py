@@ -1,0 +1,153 @@
+"""A whole run on a tiny model: it learns, prints the promised lines, and leaves what was promised."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.trainer import tiny_run
+from verl.core import ConfigError
+from verl.models.load import load_policy
+from verl.trainer import run
+from verl.trainer.build import build
+from verl.utils.console import RunConsole
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
+def test_reward_rises(tmp_path, algorithm: str) -> None:
+    cfg = tiny_run.config(
+        tmp_path,
+        algorithm,
+        actor={"optim": {"lr": 4e-3}},
+        critic={"optim": {"lr": 4e-3}},
+        algorithm={"kl": {"coef": 0.001}},
+        rollout={"n": 8},
+        trainer={"num_episodes": 8, "max_steps_per_episode": 5},
+        eval={"every": 0},
+    )
+    result = run(cfg)
+    assert result.steps_trained == result.steps_planned == 40
+    rewards = [row["reward"] for row in tiny_run.metrics(result.output_dir) if "reward" in row]
+    assert np.mean(rewards[-5:]) > np.mean(rewards[:5]) + 0.2, rewards
+
+
+def test_log_lines_and_files(tmp_path, capsys) -> None:
+    cfg = tiny_run.config(tmp_path)
+    result = run(cfg)
+    out = capsys.readouterr().out
+    lines = [
+        r"\[INFO\] Starting PPO training for 2 episodes\.\.\.",
+        r"\[INFO\] Episode 1/2 \| Step 0/3 \| Actor LR: 0\.001 \| Reward: [\d.]+ \| KL: -?0\.000 \| GPU Mem: [\d.]+GB",
+        r"\[INFO\] Episode 1/2 \| Step 2/3 \| Reward: [\d.]+ \| KL: -?[\d.]+ \| Throughput: \d+ tok/s",
+        r"\[INFO\] Episode 2/2 \| Step 0/3 \| Actor LR: 0\.001 \|",
+        rf"\[INFO\] Episode 2/2 \| Step 3/3 \| Final Reward: [\d.]+ \| KL: -?[\d.]+ \| Saved to {re.escape(str(tmp_path))}/out$",
+    ]
+    at = 0
+    for line in lines:
+        found = re.compile(line, re.MULTILINE).search(out, at)
+        assert found, (line, out)
+        at = found.end()
+    rows = tiny_run.metrics(result.output_dir)
+    assert [row["step"] for row in rows] == list(range(7))
+    assert [row["step"] for row in rows if "eval/reward" in row] == [0, 2, 4, 6]
+    assert all({"kl", "actor/grad_norm", "critic/explained_variance", "reward/digits"} <= row.keys() for row in rows[1:])
+    sample = json.loads((result.output_dir / "samples" / "step-000006.jsonl").read_text().splitlines()[0])
+    assert sample["parts"].keys() == {"digits"} and sample["reward"] == sample["parts"]["digits"]
+
+
+def test_first_step_is_on_policy(tmp_path) -> None:
+    """Ratio 1 at T = 0.6: sampler, trainer and reference agree before the first update."""
+    cfg = tiny_run.config(
+        tmp_path, rollout={"sampling": {"temperature": 0.6}}, trainer={"num_episodes": 1, "max_steps_per_episode": 1}
+    )
+    row = tiny_run.metrics(run(cfg).output_dir)[-1]
+    assert row["rollout/logprob_gap_max"] < 1e-4 and abs(row["kl"]) < 1e-6
+    assert row["actor/clip_fraction"] == 0 and abs(row["actor/approx_kl"]) < 1e-6
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_saved_model_is_the_trained_one(tmp_path, dtype: str) -> None:
+    """Log-probs of the saved model in transformers equal the trainer's: fp32 1e-4; bf16 0.05 (its own rounding)."""
+    cfg = tiny_run.config(tmp_path, "grpo", model={"dtype": dtype})
+    built = build(cfg, RunConsole())
+    built.trainer.fit()
+    actor = built.trainer.roles.actor.worker
+    actor.export(str(tmp_path / "saved"))
+    before = load_policy(tmp_path / "model", cfg.model, "cpu").state_dict()
+    batch = built.trainer.source.worker.sample(built.trainer.source.prompts[:2], 2, built.trainer.source.params, "x", 0)
+    from verl.core.batch import Batch
+
+    packed = Batch.of(batch)
+    want = actor.old_logprobs(packed.select(("token_ids", "loss_mask", "group_id")))["old_logprobs"]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert model.dtype == getattr(torch, dtype) and model.config.dtype == getattr(torch, dtype)
+    assert model.config.tie_word_embeddings is True
+    saved = model.state_dict()
+    assert any(not torch.equal(saved[k], before[k]) for k in before), "training changed nothing"
+    tolerance = 1e-4 if dtype == "float32" else 0.05
+    for ids, mask, logp in zip(*(packed.per_seq(c) for c in (packed["token_ids"], packed["loss_mask"], want)), strict=True):
+        with torch.no_grad():
+            z = model(ids[None]).logits[0].float().log_softmax(-1)
+        got = z[:-1].gather(1, ids[1:, None]).squeeze(1)
+        assert float((got - logp[1:])[mask[1:]].abs().max()) < tolerance
+    assert AutoTokenizer.from_pretrained(tmp_path / "saved").chat_template
+
+
+def test_no_reference_and_no_extra_forward_without_need(tmp_path) -> None:
+    built = build(tiny_run.config(tmp_path, "grpo", algorithm={"kl": {"coef": 0}}), RunConsole())
+    assert built.trainer.roles.ref is None and built.trainer.roles.critic is None
+    assert "old_logprobs" not in built.trainer.algorithm.needs
+    result = built.trainer.train_step()
+    assert "old_logprobs" not in result.batch and "kl" not in result.metrics
+
+
+def test_one_forward_less_gives_the_same_step(tmp_path) -> None:
+    """With one update a step, old log-probs taken from its own forward change nothing (fp32)."""
+    weights = []
+    for extra in (False, True):
+        built = build(tiny_run.config(tmp_path, "grpo"), RunConsole())
+        if extra:
+            built.trainer.algorithm.needs |= {"old_logprobs"}
+        built.trainer.train_step()
+        weights.append(built.trainer.roles.actor.worker.policy.state_dict())
+    for name, w in weights[0].items():
+        torch.testing.assert_close(w, weights[1][name], atol=1e-6, rtol=1e-5)
+
+
+def test_a_step_with_only_kl_lowers_kl(tmp_path) -> None:
+    from tests.tiny import make_model
+
+    other = make_model(tmp_path / "other", family="llama", seed=2)
+    cfg = tiny_run.config(
+        tmp_path,
+        "grpo",
+        ref={"path": str(other)},
+        algorithm={"kl": {"coef": 1.0, "estimator": "k3+"}, "policy_loss": {"name": "ppo_clip"}},
+        reward={"functions": [{"path": f"{tmp_path}/reward.py:digits", "weight": 0.0}]},
+        rollout={"n": 16},
+        trainer={"num_episodes": 4, "max_steps_per_episode": 5},
+        eval={"every": 0},
+    )
+    rows = tiny_run.metrics(run(cfg).output_dir)
+    kl = [r["kl"] for r in rows if "kl" in r]
+    assert np.mean(kl[-3:]) < 0.7 * np.mean(kl[:3]), kl
+
+
+def test_earlier_run_is_kept_aside(tmp_path, capsys) -> None:
+    cfg = tiny_run.config(tmp_path, "grpo", trainer={"num_episodes": 1, "max_steps_per_episode": 1})
+    run(cfg)
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    run(cfg)
+    assert "holds an earlier run: moved to" in capsys.readouterr().out
+    old = tmp_path / "out" / "previous-1"
+    assert (old / "metrics.jsonl").is_file() and (old / "model.safetensors").is_file()
+    assert (tmp_path / "out" / "notes.txt").read_text() == "mine" and (tmp_path / "out" / "config.json").is_file()
+
+
+@pytest.mark.parametrize("name,value", [("top_p", 0.9), ("top_k", 5), ("min_tokens", 2), ("temperature", 0.0)])
+def test_a_law_that_the_trainer_cannot_score_is_refused(tmp_path, name: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=f"rollout.sampling.{name}: "):
+        run(tiny_run.config(tmp_path, rollout={"sampling": {name: value}}))
