@@ -39,7 +39,7 @@ class SectionDoc:
 
 def sections() -> list[SectionDoc]:
     """Every section of the tree, in the order of the classes."""
-    return list(_walk(RunConfig, "", ""))
+    return list(_walk(RunConfig(), "", ""))
 
 
 def rows() -> dict[str, Row]:
@@ -90,16 +90,17 @@ def type_text(annotation: Any) -> str:
     return getattr(annotation, "__name__", str(annotation))
 
 
-def _walk(cls: type[BaseModel], path: str, doc: str) -> typing.Iterator[SectionDoc]:
+def _walk(section: BaseModel, path: str, doc: str) -> typing.Iterator[SectionDoc]:
     own: list[Row] = []
     nested: list[SectionDoc] = []
+    cls = type(section)
     for name, field in cls.model_fields.items():
+        value = getattr(section, name)
         at, text = f"{path}.{name}".lstrip("."), _one_line(field.description or "")
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel) and not issubclass(kind, Component):
-            nested += _walk(kind, at, text)
+        if isinstance(value, BaseModel) and not isinstance(value, Component):
+            nested += _walk(value, at, text)
         else:
-            own.append(Row(at, type_text(kind), show(field.get_default()), text, kind))
+            own.append(Row(at, type_text(field.annotation), show(value), text, field.annotation))
     if own:
         summary = _one_line((cls.__doc__ or "").strip().split("\n")[0])
         told = summary.startswith(doc.rstrip("."))

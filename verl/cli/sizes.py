@@ -1,0 +1,95 @@
+"""The table of sizes that a dry run prints: everything in its unit, before any model is loaded."""
+
+from __future__ import annotations
+
+import sys
+from typing import TextIO
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from verl.cli.memory import RoleMemory, estimate, longest_sequence, peak_gb
+from verl.config.run import RunConfig
+from verl.trainer.build import Inputs, pick_device, read_inputs
+from verl.utils.monitoring import memory_total
+
+Row = tuple[str, str, str]
+
+
+def step_rows(cfg: RunConfig, train_prompts: int, eval_prompts: int, steps_per_episode: int) -> list[Row]:
+    """(what, how many, where it comes from) of a step and of the whole run."""
+    prompts, n, parts = cfg.trainer.prompts_per_step, cfg.rollout.n, cfg.update.mini_batches
+    samples, episodes = prompts * n, cfg.trainer.num_episodes
+    least, more = divmod(prompts, parts)
+    groups = f"{least} to {least + 1}" if more else str(least)
+    members = f"{least * n} to {(least + 1) * n}" if more else str(least * n)
+    updates = cfg.update.epochs * parts
+    longest = longest_sequence(cfg)
+    sequences = max(1, cfg.update.micro_batch_tokens // longest)
+    return [
+        ("prompts to train on", f"{train_prompts:,}", "data.dataset, data.size"),
+        ("prompts to evaluate on", f"{eval_prompts:,}", "data.eval_size"),
+        ("prompts a step", f"{prompts:,}", "trainer.prompts_per_step"),
+        ("samples a prompt", f"{n:,}", "rollout.n"),
+        ("samples a step", f"{samples:,}", "prompts a step x samples a prompt"),
+        ("mini-batches a pass", f"{parts:,}", "update.mini_batches"),
+        ("prompts in a mini-batch", groups, "prompts a step / mini-batches"),
+        ("samples in a mini-batch", members, "x samples a prompt"),
+        ("longest sequence, tokens", f"{longest:,}", "data.max_prompt_tokens + rollout.max_response_tokens"),
+        ("micro-batch, tokens at most", f"{cfg.update.micro_batch_tokens:,}", "update.micro_batch_tokens"),
+        ("micro-batch, longest sequences in it", f"{sequences:,}", "at the greatest length"),
+        ("tokens a step, at most", f"{samples * longest:,}", "samples a step x longest sequence"),
+        ("optimizer steps a step", f"{updates:,}", "update.epochs x mini-batches"),
+        ("steps an episode", f"{steps_per_episode:,}", "prompts / prompts a step, trainer.max_steps_per_episode"),
+        ("planned steps", f"{episodes * steps_per_episode:,}", "x trainer.num_episodes"),
+        ("planned optimizer steps", f"{episodes * steps_per_episode * updates:,}", "x optimizer steps a step"),
+    ]
+
+
+def memory_rows(roles: list[RoleMemory]) -> list[Row]:
+    """(role, part, GB) of every role, then the peak."""
+    rows: list[Row] = []
+    for role in roles:
+        count = f"{role.num_params / 1e6:,.1f} M parameters" if role.num_params else f"unknown: {role.why}"
+        rows.append((role.role, f"{role.path}, {count}", ""))
+        rows += [("", part, f"{gb:.2f}") for part, gb in {**role.kept, **role.passing}.items()]
+    return rows
+
+
+def print_sizes(cfg: RunConfig, stream: TextIO | None = None) -> None:
+    """Read the data and the models' configs, and print both tables. Raises what the run itself would raise for them."""
+    inputs = read_inputs(cfg)
+    console = Console(file=stream or sys.stdout, highlight=False, markup=False, emoji=False)
+    for line in inputs.data.report.lines():
+        console.print(line, soft_wrap=True)
+    console.print(_table(("size", "", "from"), step_rows(cfg, *_counts(cfg, inputs))))
+    roles = estimate(cfg, inputs.algorithm)
+    device = pick_device(cfg)
+    console.print(_table(("role", "estimate", "GB"), memory_rows(roles), last_right=True))
+    console.print(_verdict(roles, device), soft_wrap=True)
+
+
+def _counts(cfg: RunConfig, inputs: Inputs) -> tuple[int, int, int]:
+    whole = inputs.sampler.steps_per_episode
+    return len(inputs.data.train), len(inputs.data.eval), min(whole, cfg.trainer.max_steps_per_episode or whole)
+
+
+def _verdict(roles: list[RoleMemory], device: str) -> str:
+    peak, have = peak_gb(roles), memory_total(device)
+    known = "" if all(role.num_params for role in roles) else ", not counting the roles whose size is unknown"
+    name = "GPU memory" if device == "cuda" else "host memory"
+    text = f"Peak, estimated: {peak:.2f} GB of {have:.1f} GB {name}{known}."
+    if peak > 0.9 * have:
+        text += " That will not fit: lower update.micro_batch_tokens or rollout.max_sequences, or take a smaller model."
+    return text
+
+
+def _table(heads: Row, rows: list[Row], last_right: bool = False) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column(heads[0], no_wrap=True)
+    table.add_column(heads[1], justify="left" if last_right else "right", overflow="fold")
+    table.add_column(heads[2], justify="right" if last_right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
