@@ -3,7 +3,7 @@
 from verl.data.forms import FORMS, RawPrompt
 from verl.data.load import PromptData, load_prompts
 from verl.data.packing import plan_micro_batches
-from verl.data.render import Renderer, render
+from verl.data.rendering import Renderer, render
 from verl.data.report import DataReport
 from verl.data.sampler import PromptSampler
 from verl.data.template_check import check_template

@@ -50,10 +50,11 @@ def read_gym(name: str, size: int | None, seed: int) -> Rows:
     """`size` entries of `reasoning_gym:TASK?key=value&key=value`, drawn with a seed that depends on `seed` alone."""
     task, _, params = name.removeprefix(PREFIX).partition("?")
     dataset = _create(name, task, params, size or DEFAULT_SIZE, derive_seed(seed, "data.gym") % 2**31)
-    rows: list[Row] = []
-    for index in range(len(dataset)):
-        entry = dataset[index]
-        rows.append({"question": entry["question"], "gym": GymAnswer(task, params, entry)})
+    try:
+        entries = [dataset[index] for index in range(len(dataset))]
+    except Exception as e:  # some parameters are only found out when the task is drawn
+        raise DataError(f"{name}: the task cannot be drawn with these parameters ({one_line(e)})") from e
+    rows: list[Row] = [{"question": entry["question"], "gym": GymAnswer(task, params, entry)} for entry in entries]
     return Rows(name, rows)
 
 

@@ -12,7 +12,7 @@ from verl.core.rng import derive_seed
 from verl.data.forms import RawPrompt, choose_form, column_form
 from verl.data.gym import PREFIX
 from verl.data.holdout import hold_out, question_key, spread
-from verl.data.render import Renderer, Tokenizer, last_user_text
+from verl.data.rendering import Renderer, Tokenizer, last_user_text
 from verl.data.report import DataReport
 from verl.data.rows import Rows
 from verl.data.sources import open_rows
@@ -69,12 +69,13 @@ def _separate_eval(cfg: DataConfig, renderer: Renderer, report: DataReport, seed
     """Evaluation prompts of a data set or split of their own."""
     name = cfg.eval_dataset or cfg.dataset
     limit = cfg.eval_size if name.startswith(PREFIX) else None
-    rows = open_rows(name, cfg.eval_split or cfg.split, limit, derive_seed(seed, "data.eval"))
+    key = "data.eval_dataset" if cfg.eval_dataset else "data.dataset"
+    rows = open_rows(name, cfg.eval_split or cfg.split, limit, derive_seed(seed, "data.eval"), key)
     own = DataReport(name, limit=cfg.max_prompt_tokens)
     prompts = spread(_prompts(rows, cfg, renderer, own, "eval-"), cfg.eval_size)
     left_out = own.dropped + own.empty
     if left_out or own.truncated:
-        report.notes.append(f"evaluation set {rows.name}: {left_out} prompts dropped, {own.truncated} cut on the left")
+        report.notes.append(f"{key}: prompts dropped: {left_out}, cut on the left: {own.truncated}")
     return prompts
 
 

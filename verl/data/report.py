@@ -48,12 +48,12 @@ class DataReport:
             f"Data: prompt tokens {low} to {high}, mean {mean:.1f}; limit {self.limit}",
         ]
         counts = (
-            (self.dropped, f"longer than {self.limit} tokens, dropped"),
-            (self.truncated, f"longer than {self.limit} tokens, cut on the left"),
-            (self.empty, "without text, dropped"),
-            (self.held_out, "not trained on, as the question is held out for evaluation"),
+            (self.dropped, f"dropped, longer than {self.limit} tokens"),
+            (self.truncated, f"cut on the left, longer than {self.limit} tokens"),
+            (self.empty, "dropped, without text"),
+            (self.held_out, "not trained on, as their question is held out for evaluation"),
         )
-        out += [f"Data: {number} prompts {what}" for number, what in counts if number]
+        out += [f"Data: prompts {what}: {number}" for number, what in counts if number]
         if self.sources:
             out.append("Data: sources " + ", ".join(f"{name} ({n})" for name, n in self.sources.most_common()))
         return out + [f"Data: {note}" for note in self.notes]

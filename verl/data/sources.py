@@ -12,15 +12,15 @@ from verl.data.hub import read_hub
 from verl.data.rows import Rows
 
 
-def open_rows(name: str, split: str, limit: int | None, seed: int) -> Rows:
-    """Rows of the data set called `name`, at most `limit`; DataError where there are none."""
-    rows = _open(name, split, limit, seed)
+def open_rows(name: str, split: str, limit: int | None, seed: int, key: str = "data.dataset") -> Rows:
+    """Rows of the data set called `name`, at most `limit`. A DataError starts with `key`, the setting it came from."""
+    rows = _open(name, split, limit, seed, key)
     if not rows.rows:
-        raise DataError(f"data.dataset={name}: the data set is empty")
+        raise DataError(f"{key}={name}: the data set is empty")
     return rows
 
 
-def _open(name: str, split: str, limit: int | None, seed: int) -> Rows:
+def _open(name: str, split: str, limit: int | None, seed: int, key: str) -> Rows:
     if name.startswith(PREFIX):
         return read_gym(name, limit, seed)
     path = Path(name).expanduser()
@@ -29,16 +29,14 @@ def _open(name: str, split: str, limit: int | None, seed: int) -> Rows:
     if path.exists():
         if not data_suffix(path):
             raise DataError(
-                f"data.dataset={name}: cannot tell the format; "
-                f"expected a name ending in {', '.join(READERS)} (also .gz)"
+                f"{key}={name}: cannot tell the format; expected a name ending in {', '.join(READERS)} (also .gz)"
             )
         return read_files(name, [path], limit)
     if _is_path(name):
         raise DataError(
-            f"data.dataset={name}: no such file or folder; "
-            "give an existing path, a hub id ORG/NAME, or reasoning_gym:TASK"
+            f"{key}={name}: no such file or folder; give an existing path, a hub id ORG/NAME, or reasoning_gym:TASK"
         )
-    return read_hub(name, split, limit)
+    return read_hub(name, split, limit, key)
 
 
 def _is_path(name: str) -> bool:

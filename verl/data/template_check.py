@@ -6,7 +6,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from verl.data.render import Tokenizer, plain_bos
+from verl.data.rendering import Tokenizer, plain_bos
 from verl.data.rows import one_line
 
 USER = {"role": "user", "content": "one two"}

@@ -30,7 +30,7 @@ class RewardFunction:
     def __post_init__(self) -> None:
         if not callable(self.fn):
             raise RewardError(
-                f"reward function {self.name!r}: a {type(self.fn).__name__} cannot be called; "
+                f"reward function {self.name!r}: it is of type {type(self.fn).__name__} and cannot be called; "
                 "give fn(prompts, responses)"
             )
         if not math.isfinite(self.weight):
