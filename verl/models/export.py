@@ -33,7 +33,8 @@ def export(
     """Write weights, config, tokenizer with chat template, and generation config; return the folder.
 
     tensors: weights by name in place of the policy's own (masters, an average ...); the dtype is theirs.
-    All is written beside `folder` and renamed, so a reader never sees half a model. ModelError where it cannot be written.
+    All is written beside `folder` and renamed, so a reader never sees half a model.
+    ModelError where it cannot be written.
     """
     folder = Path(folder)
     draft = folder.parent / f".{folder.name}.{os.getpid()}.tmp"
@@ -69,9 +70,9 @@ def _write_native(policy: Policy, folder: Path, tensors: Mapping[str, Tensor], m
 
 
 def write_safetensors(folder: Path, tensors: Mapping[str, Tensor], max_shard_bytes: int = MAX_SHARD_BYTES) -> None:
-    """One `model.safetensors`, or shards of at most max_shard_bytes with their index. One shard is in memory at a time."""
+    """One `model.safetensors`, or shards of at most max_shard_bytes with their index; one is in memory at a time."""
     shards = list(_shards(tensors, max_shard_bytes))
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number, names in enumerate(shards, start=1):
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors" if len(shards) > 1 else "model.safetensors"
         part = {name: tensors[name].detach().cpu().contiguous() for name in names}

@@ -6,6 +6,7 @@ parses the vocabulary several times and searches a name table once per module, w
 
 from __future__ import annotations
 
+import mmap
 import re
 import struct
 from collections.abc import Iterator
@@ -52,9 +53,13 @@ class GgufFile:
 
     def __init__(self, path: Path):
         self.path = path
-        reader = _Reader(np.memmap(path, mode="r", dtype=np.uint8), path)
+        if path.stat().st_size < 24:
+            raise ModelError(f"{path}: not a GGUF file; give a model folder or a file that starts with GGUF")
+        with open(path, "rb") as file:
+            view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        reader = _Reader(view, path)
         self.metadata, self._infos, self._data_start = reader.read()
-        self._bytes = reader.blob
+        self._bytes = np.frombuffer(view, dtype=np.uint8)
 
     @property
     def architecture(self) -> str:
@@ -175,9 +180,8 @@ def _gguf_package() -> Any:
 class _Reader:
     """One pass over the header."""
 
-    def __init__(self, blob: np.ndarray, path: Path):
-        self.blob, self.path, self.at = blob, path, 0
-        self.view = memoryview(blob)
+    def __init__(self, view: memoryview, path: Path):
+        self.view, self.path, self.at = view, path, 0
 
     def read(self) -> tuple[dict[str, Any], list[_TensorInfo], int]:
         try:

@@ -68,7 +68,7 @@ class PackedInput:
 
 @dataclass(frozen=True)
 class _Span:
-    """Input tokens of one sequence: [start, stop) in the batch, the first `prompt` of them shared. rows: batch indices."""
+    """Input tokens of one sequence: [start, stop) of the batch, the first `prompt` shared. rows: batch indices."""
 
     start: int
     stop: int

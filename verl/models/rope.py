@@ -89,7 +89,7 @@ class RopeConfig:
         return base * keep + base / factor * (1 - keep)
 
     def _yarn(self, base: Tensor) -> tuple[Tensor, float]:
-        """YaRN (Peng et al. 2023, arXiv:2309.00071, section 3.2), by parts over the rotations within the original length."""
+        """YaRN (Peng et al. 2023, arXiv:2309.00071, section 3.2): by parts, after turns within the original length."""
         p, dim = self.params, self.head_dim
         original = p["original_max_position_embeddings"]
         factor = p.get("factor") or self.max_positions / original

