@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.rollout import tiny
 from transformers import AutoModelForCausalLM
 
+from tests.rollout import tiny
 from verl.engines import rollout
 
 BACKENDS = ("native", "hf")

@@ -94,7 +94,11 @@ def test_kept_set_is_the_loops(seed: int, top_k: int, top_p: float, ties: bool) 
     logits = rng.normal(size=(3, 37)).astype(np.float32) * 2
     if ties:
         logits = np.round(logits)
-    asks = [SamplingParams(top_k=top_k, top_p=top_p, seed=seed), SamplingParams(seed=seed), SamplingParams(temperature=0)]
+    asks = [
+        SamplingParams(top_k=top_k, top_p=top_p, seed=seed),
+        SamplingParams(seed=seed),
+        SamplingParams(temperature=0),
+    ]
     for _ in range(4):
         ids, logps = sample(torch.from_numpy(logits), [Draw("r", p, 0) for p in asks])
         for row, p in enumerate(asks[:2]):
@@ -153,5 +157,5 @@ def test_inversion_follows_the_running_sum() -> None:
 def test_non_finite_logits_name_the_request(bad: float) -> None:
     x = torch.zeros(2, 5)
     x[1, 2] = bad
-    with pytest.raises(RolloutError, match="'second'.*not finite"):
+    with pytest.raises(RolloutError, match=r"'second'.*not finite"):
         sample(x, [Draw("first", SamplingParams(), 0), Draw("second", SamplingParams(), 0)])

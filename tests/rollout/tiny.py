@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
 
 VOCAB = 61
 CONTEXT = 64
@@ -21,7 +23,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 def save(folder: Path, family: str, seed: int = 0) -> Path:
     """A model whose next-token laws are far from uniform, so that mistakes show."""
-    config = AutoConfig.for_model(
+    return save_config(folder, _config(family), seed)
+
+
+def _config(family: str) -> Any:
+    if family == "gpt2":  # not native; learned positions, so left padding must not shift them
+        size = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT, "initializer_range": 0.35}
+        return AutoConfig.for_model("gpt2", vocab_size=VOCAB, bos_token_id=1, eos_token_id=EOS[0], **size)
+    return AutoConfig.for_model(
         family,
         vocab_size=VOCAB,
         hidden_size=32,
@@ -35,10 +44,17 @@ def save(folder: Path, family: str, seed: int = 0) -> Path:
         eos_token_id=list(EOS),
         **FAMILIES[family],
     )
+
+
+def save_config(folder: Path, config: Any, seed: int) -> Path:
     torch.manual_seed(seed)
     module = AutoModelForCausalLM.from_config(config)
-    module.generation_config = GenerationConfig(eos_token_id=list(EOS), bos_token_id=1, top_k=3, temperature=0.1)
+    # The penalty is a trap: an engine that lets the model's generation config into the law fails every comparison.
+    module.generation_config = GenerationConfig(eos_token_id=list(EOS), bos_token_id=1, repetition_penalty=1.7)
     module.save_pretrained(folder)
+    words = {f"w{i}": i for i in range(VOCAB)}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="w0"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="w2", bos_token="w1").save_pretrained(folder)
     return folder
 
 
@@ -62,7 +78,6 @@ def greedy(module: Any, prompt: tuple[int, ...], max_tokens: int) -> tuple[int, 
         do_sample=False,
         max_new_tokens=max_tokens,
         pad_token_id=0,
-        top_k=50,
-        temperature=1.0,
+        repetition_penalty=1.0,
     )
     return tuple(out[0, len(prompt) :].tolist())

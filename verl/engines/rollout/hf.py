@@ -44,6 +44,7 @@ class HFEngine(SharedWeights, Engine):
         max_model_len: int | None = None,
         version: int = 0,
     ):
+        self.policy = policy
         # A shallow copy has the same parameters and submodules, and a generation config of its own: the model's, with
         # its top-k or repetition penalty, would otherwise leak into the law.
         self._module = copy.copy(module_of(policy))
