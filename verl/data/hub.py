@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from pathlib import Path
 
@@ -19,14 +18,14 @@ def read_hub(name: str, split: str, limit: int | None = None, key: str = "data.d
     With HF_HUB_OFFLINE=1 only the local cache is read.
     """
     repo, _, config = name.partition(":")
-    if importlib.util.find_spec("datasets") is None:
+    try:
+        import datasets
+    except ImportError as e:
         raise MissingDependency(
             f'{key}={name}: hub data sets need the package datasets: pip install "verl[hub]"; or {_fetch(repo, key)}'
-        )
+        ) from e
     if os.environ.get("HF_HUB_OFFLINE", "").upper() not in {"1", "ON", "YES", "TRUE"}:
-        _probe(repo, key)
-    import datasets
-
+        probe(repo, key)
     try:
         table = datasets.load_dataset(repo, config or None, split=split)
         rows: list[Row] = list(table.select(range(min(limit or len(table), len(table)))))
@@ -36,8 +35,8 @@ def read_hub(name: str, split: str, limit: int | None = None, key: str = "data.d
     return Rows(f"{name} [{split}]", rows)
 
 
-def _probe(repo: str, key: str) -> None:
-    """Ask the hub once whether the data set is there."""
+def probe(repo: str, key: str) -> None:
+    """Ask the hub once whether the data set is there; a DataError says what to do if not."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
 
