@@ -28,10 +28,10 @@ class RoleMemory:
     why: str = ""
 
 
-def estimate(cfg: RunConfig, algorithm: Algorithm) -> list[RoleMemory]:
-    """The roles that this configuration builds, with what each will hold."""
-    actor = _role(cfg, "actor", cfg.actor.path, trains=True, samples=True)
-    roles = [actor]
+def estimate(cfg: RunConfig, algorithm: Algorithm, longest: int) -> list[RoleMemory]:
+    """The roles that this configuration builds, with what each will hold. longest: tokens of the longest sequence."""
+    running = min(cfg.rollout.max_sequences, cfg.trainer.prompts_per_step * cfg.rollout.n)
+    roles = [_role(cfg, "actor", cfg.actor.path, trains=True, cached_tokens=running * longest)]
     if "ref_logprobs" in algorithm.needs:
         roles.append(_role(cfg, "reference", cfg.ref.path or cfg.actor.path))
     if "values" in algorithm.needs:
@@ -48,7 +48,7 @@ def peak_gb(roles: list[RoleMemory]) -> float:
 
 
 def _role(
-    cfg: RunConfig, role: str, path: str, *, trains: bool = False, samples: bool = False, head: bool = True
+    cfg: RunConfig, role: str, path: str, *, trains: bool = False, cached_tokens: int = 0, head: bool = True
 ) -> RoleMemory:
     try:
         shape = DecoderConfig.from_hf(resolve(path, cfg.model.trust_remote_code).hf_config())
@@ -62,19 +62,9 @@ def _role(
         if width < 4:
             kept["masters (fp32)"] = 4 * n / GB
         passing["activations (rough)"] = cfg.update.micro_batch_tokens * _activation_bytes(shape, width) / GB
-    if samples:
-        passing["KV cache (at most)"] = _cached_tokens(cfg) * _kv_bytes(shape, width) / GB
+    if cached_tokens:
+        passing["KV cache (at most)"] = cached_tokens * _kv_bytes(shape, width) / GB
     return RoleMemory(role, path, n, kept, passing)
-
-
-def _cached_tokens(cfg: RunConfig) -> int:
-    """Tokens in the cache when every running sequence is as long as it may become."""
-    running = min(cfg.rollout.max_sequences, cfg.trainer.prompts_per_step * cfg.rollout.n)
-    return running * longest_sequence(cfg)
-
-
-def longest_sequence(cfg: RunConfig) -> int:
-    return cfg.data.max_prompt_tokens + cfg.rollout.max_response_tokens
 
 
 def _kv_bytes(shape: DecoderConfig, width: int) -> int:

@@ -7,7 +7,7 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Union
+from typing import Any, Literal, Union, cast
 
 from pydantic import BaseModel
 
@@ -120,7 +120,7 @@ def components() -> list[SectionDoc]:
     out = []
     for path, registry in (("algorithm.advantage", ADVANTAGES), ("algorithm.policy_loss", POLICY_LOSSES)):
         for entry in registry:
-            fields = entry.config.model_fields if entry.config is not None else {}
+            fields = cast(type[BaseModel], entry.config).model_fields if entry.config is not None else {}
             own = [
                 Row(
                     f"{path}.{name}",

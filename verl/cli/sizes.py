@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from typing import TextIO
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from verl.cli.memory import RoleMemory, estimate, longest_sequence, peak_gb
+from verl.cli.memory import RoleMemory, estimate, peak_gb
 from verl.config.run import RunConfig
 from verl.trainer.build import Inputs, pick_device, read_inputs
 from verl.utils.monitoring import memory_total
@@ -17,7 +18,23 @@ from verl.utils.monitoring import memory_total
 Row = tuple[str, str, str]
 
 
-def step_rows(cfg: RunConfig, train_prompts: int, eval_prompts: int, steps_per_episode: int) -> list[Row]:
+@dataclass(frozen=True)
+class Counts:
+    """What the data set gives. longest_prompt: tokens; steps_per_episode: already cut as configured."""
+
+    train: int
+    eval: int
+    longest_prompt: int
+    steps_per_episode: int
+
+    @classmethod
+    def of(cls, cfg: RunConfig, inputs: Inputs) -> Counts:
+        whole, data = inputs.sampler.steps_per_episode, inputs.data
+        longest = max(len(prompt.token_ids) for prompt in [*data.train, *data.eval])
+        return cls(len(data.train), len(data.eval), longest, min(whole, cfg.trainer.max_steps_per_episode or whole))
+
+
+def step_rows(cfg: RunConfig, counts: Counts) -> list[Row]:
     """(what, how many, where it comes from) of a step and of the whole run."""
     prompts, n, parts = cfg.trainer.prompts_per_step, cfg.rollout.n, cfg.update.mini_batches
     samples, episodes = prompts * n, cfg.trainer.num_episodes
@@ -25,25 +42,25 @@ def step_rows(cfg: RunConfig, train_prompts: int, eval_prompts: int, steps_per_e
     groups = f"{least} to {least + 1}" if more else str(least)
     members = f"{least * n} to {(least + 1) * n}" if more else str(least * n)
     updates = cfg.update.epochs * parts
-    longest = longest_sequence(cfg)
+    longest, steps = counts.longest_prompt + cfg.rollout.max_response_tokens, counts.steps_per_episode
     sequences = max(1, cfg.update.micro_batch_tokens // longest)
     return [
-        ("prompts to train on", f"{train_prompts:,}", "data.dataset, data.size"),
-        ("prompts to evaluate on", f"{eval_prompts:,}", "data.eval_size"),
+        ("prompts to train on", f"{counts.train:,}", "data.dataset, data.size"),
+        ("prompts to evaluate on", f"{counts.eval:,}", "data.eval_size"),
         ("prompts a step", f"{prompts:,}", "trainer.prompts_per_step"),
         ("samples a prompt", f"{n:,}", "rollout.n"),
         ("samples a step", f"{samples:,}", "prompts a step x samples a prompt"),
         ("mini-batches a pass", f"{parts:,}", "update.mini_batches"),
         ("prompts in a mini-batch", groups, "prompts a step / mini-batches"),
         ("samples in a mini-batch", members, "x samples a prompt"),
-        ("longest sequence, tokens", f"{longest:,}", "data.max_prompt_tokens + rollout.max_response_tokens"),
+        ("longest sequence, tokens", f"{longest:,}", "longest prompt here + rollout.max_response_tokens"),
         ("micro-batch, tokens at most", f"{cfg.update.micro_batch_tokens:,}", "update.micro_batch_tokens"),
         ("micro-batch, longest sequences in it", f"{sequences:,}", "at the greatest length"),
         ("tokens a step, at most", f"{samples * longest:,}", "samples a step x longest sequence"),
         ("optimizer steps a step", f"{updates:,}", "update.epochs x mini-batches"),
-        ("steps an episode", f"{steps_per_episode:,}", "prompts / prompts a step, trainer.max_steps_per_episode"),
-        ("planned steps", f"{episodes * steps_per_episode:,}", "x trainer.num_episodes"),
-        ("planned optimizer steps", f"{episodes * steps_per_episode * updates:,}", "x optimizer steps a step"),
+        ("steps an episode", f"{steps:,}", "prompts / prompts a step, trainer.max_steps_per_episode"),
+        ("planned steps", f"{episodes * steps:,}", "x trainer.num_episodes"),
+        ("planned optimizer steps", f"{episodes * steps * updates:,}", "x optimizer steps a step"),
     ]
 
 
@@ -63,16 +80,12 @@ def print_sizes(cfg: RunConfig, stream: TextIO | None = None) -> None:
     console = Console(file=stream or sys.stdout, highlight=False, markup=False, emoji=False)
     for line in inputs.data.report.lines():
         console.print(line, soft_wrap=True)
-    console.print(_table(("size", "", "from"), step_rows(cfg, *_counts(cfg, inputs))))
-    roles = estimate(cfg, inputs.algorithm)
+    counts = Counts.of(cfg, inputs)
+    console.print(_table(("size", "", "from"), step_rows(cfg, counts)))
+    roles = estimate(cfg, inputs.algorithm, counts.longest_prompt + cfg.rollout.max_response_tokens)
     device = pick_device(cfg)
     console.print(_table(("role", "estimate", "GB"), memory_rows(roles), last_right=True))
     console.print(_verdict(roles, device), soft_wrap=True)
-
-
-def _counts(cfg: RunConfig, inputs: Inputs) -> tuple[int, int, int]:
-    whole = inputs.sampler.steps_per_episode
-    return len(inputs.data.train), len(inputs.data.eval), min(whole, cfg.trainer.max_steps_per_episode or whole)
 
 
 def _verdict(roles: list[RoleMemory], device: str) -> str:

