@@ -75,6 +75,11 @@ def make_config(family: str = "llama", tied: bool = True, vocab: int | None = No
         "eos_token_id": EOS,
         "pad_token_id": PAD,
     }
+    if family == "gpt2":
+        names = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
+        names |= {"max_position_embeddings": "n_positions", "intermediate_size": "n_inner"}
+        values.pop("num_key_value_heads")
+        values = {names.get(k, k): v for k, v in values.items()}
     return AutoConfig.for_model(family, **(values | SHAPES.get(family, {}) | more))
 
 

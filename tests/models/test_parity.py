@@ -8,14 +8,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from tests.models.helpers import BF16, FP32, HF, ragged_batch, reference_logprobs
 from tests.tiny import SHAPES, make_model
-from verl.config.models import ModelConfig
-from verl.core.batch import Batch, cumulative
 from verl.models.load import load_policy
 from verl.models.logprobs import token_logprobs
 from verl.models.packed import PackedInput
 
-FP32 = ModelConfig(dtype="float32", implementation="native")
 ROPES = {
     "linear": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0},
     "dynamic": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0},
@@ -45,49 +43,6 @@ CASES = [
 ]
 
 
-def batch_of(seqs: list[list[int]], masks: list[list[int]], groups: list[int]) -> Batch:
-    flat = torch.tensor([t for s in seqs for t in s])
-    mask = torch.tensor([m for s in masks for m in s], dtype=torch.bool)
-    cu = cumulative(torch.tensor([len(s) for s in seqs]))
-    return Batch(cu, {"token_ids": flat, "loss_mask": mask, "group_id": torch.tensor(groups)})
-
-
-def ragged_batch(seed: int = 0, vocab: int = 290) -> Batch:
-    """Two groups that share prompts (one with different prompts inside), one lone sequence, gaps in a mask, no-row and
-    first-token-sampled sequences."""
-    g = torch.Generator().manual_seed(seed)
-
-    def draw(n: int) -> list[int]:
-        return torch.randint(0, vocab, (n,), generator=g).tolist()
-
-    a, b, c = draw(11), draw(7), draw(30)
-    seqs = [a + draw(5), b + draw(3), a + draw(1), c + draw(12), a + draw(9), draw(4), draw(6), b + draw(2)]
-    masks = [
-        [0] * 11 + [1] * 5,
-        [0] * 7 + [1, 1, 0],
-        [0] * 11 + [1],
-        [0] * 30 + [1] * 12,
-        [0] * 11 + [1, 1, 0, 0, 1, 1, 0, 0, 0],
-        [0] * 4,
-        [1] * 6,
-        [0] * 7 + [1, 1],
-    ]
-    return batch_of(seqs, masks, [0, 1, 0, 2, 0, 3, 4, 0])
-
-
-def reference_logprobs(model: torch.nn.Module, batch: Batch, temperature: float = 1.0) -> torch.Tensor:
-    """One sequence at a time through transformers."""
-    out = torch.zeros(batch.num_tokens)
-    mask = batch["loss_mask"]
-    for start, stop in zip(batch.cu_seqlens[:-1].tolist(), batch.cu_seqlens[1:].tolist(), strict=True):
-        ids = batch["token_ids"][start:stop]
-        logp = torch.log_softmax(model(ids[None]).logits[0].float() / temperature, dim=-1)
-        for t in range(1, stop - start):
-            if mask[start + t]:
-                out[start + t] = logp[t - 1, ids[t]]
-    return out
-
-
 @pytest.mark.parametrize(("family", "options"), CASES)
 def test_packed_and_shared_logprobs_are_those_of_transformers(tmp_path: Path, family: str, options: dict) -> None:
     folder = make_model(tmp_path / "m", family, **options)
@@ -101,3 +56,60 @@ def test_packed_and_shared_logprobs_are_those_of_transformers(tmp_path: Path, fa
             torch.testing.assert_close(got, want, atol=1e-4, rtol=0)
     assert want.abs().max() > 1
     assert policy.decoder.config.num_params() == sum(p.numel() for p in reference.parameters())
+
+
+def test_padded_transformers_is_the_same_law(tmp_path: Path) -> None:
+    """The transformers policy pads; native packs; both give what each sequence alone gives."""
+    for family in ("mistral", "qwen3", "gpt2"):
+        folder = make_model(tmp_path / family, family)
+        reference = AutoModelForCausalLM.from_pretrained(folder).eval()
+        policy = load_policy(folder, HF)
+        batch = ragged_batch()
+        with torch.no_grad():
+            got, _ = token_logprobs(policy, PackedInput.of(batch, share_prompt=False), 1.3)
+            torch.testing.assert_close(got, reference_logprobs(reference, batch, 1.3), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("family", SHAPES)
+@pytest.mark.parametrize("share", [False, True])
+def test_gradients_are_those_of_transformers(tmp_path: Path, family: str, share: bool) -> None:
+    folder = make_model(tmp_path / "m", family)
+    reference = AutoModelForCausalLM.from_pretrained(folder).eval()
+    policy = load_policy(folder, FP32)
+    batch = ragged_batch()
+    weight = torch.randn(batch.num_tokens, generator=torch.Generator().manual_seed(1))
+    (reference_logprobs(reference, batch, 0.7) * weight).sum().backward()
+    (token_logprobs(policy, PackedInput.of(batch, share), 0.7)[0] * weight).sum().backward()
+    want = dict(reference.named_parameters())
+    for name, param in policy.named_parameters():
+        scale = want[name].grad.abs().max()
+        assert scale > 0
+        torch.testing.assert_close(param.grad, want[name].grad, atol=1e-5 * float(scale), rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", SHAPES)
+def test_sharing_the_prompt_changes_no_gradient(tmp_path: Path, family: str) -> None:
+    policy = load_policy(make_model(tmp_path / "m", family), FP32).double()
+    batch = ragged_batch(seed=3)
+    weight = torch.randn(batch.num_tokens, generator=torch.Generator().manual_seed(1))
+    grads = []
+    for share in (False, True):
+        packed = PackedInput.of(batch, share)
+        logprobs, entropy = token_logprobs(policy, packed, 0.7, entropy=True)
+        assert entropy is not None
+        loss = (logprobs * weight).sum() + 0.1 * entropy.sum()
+        grads.append(torch.autograd.grad(loss, list(policy.parameters())))
+    for plain, shared in zip(*grads, strict=True):
+        torch.testing.assert_close(shared, plain, rtol=1e-6, atol=1e-6 * float(plain.abs().max()))
+
+
+def test_bfloat16_stays_close_to_float32(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "m", "llama")
+    reference = AutoModelForCausalLM.from_pretrained(folder).eval()
+    batch = ragged_batch()
+    with torch.no_grad():
+        got, _ = token_logprobs(load_policy(folder, BF16), PackedInput.of(batch, True), 1.0)
+        want = reference_logprobs(reference, batch)
+    assert got.dtype == torch.float32
+    assert (got - want).abs().max() < 0.25
+    assert (got - want).abs().mean() < 0.02
