@@ -53,7 +53,8 @@ def test_log_lines_and_files(tmp_path, capsys) -> None:
     rows = tiny_run.metrics(result.output_dir)
     assert [row["step"] for row in rows] == list(range(7))
     assert [row["step"] for row in rows if "eval/reward" in row] == [0, 2, 4, 6]
-    assert all({"kl", "actor/grad_norm", "critic/explained_variance", "reward/digits"} <= row.keys() for row in rows[1:])
+    for row in rows[1:]:
+        assert {"kl", "actor/grad_norm", "critic/error", "reward/digits"} <= row.keys()
     sample = json.loads((result.output_dir / "samples" / "step-000006.jsonl").read_text().splitlines()[0])
     assert sample["parts"].keys() == {"digits"} and sample["reward"] == sample["parts"]["digits"]
 
@@ -70,7 +71,7 @@ def test_first_step_is_on_policy(tmp_path) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_saved_model_is_the_trained_one(tmp_path, dtype: str) -> None:
-    """Log-probs of the saved model in transformers equal the trainer's: fp32 1e-4; bf16 0.05 (its own rounding)."""
+    """Log-probs of the saved model in transformers equal the trainer's: fp32 1e-4; bf16 0.1 (other kernels round differently)."""
     cfg = tiny_run.config(tmp_path, "grpo", model={"dtype": dtype})
     built = build(cfg, RunConsole())
     built.trainer.fit()
@@ -87,7 +88,7 @@ def test_saved_model_is_the_trained_one(tmp_path, dtype: str) -> None:
     assert model.config.tie_word_embeddings is True
     saved = model.state_dict()
     assert any(not torch.equal(saved[k], before[k]) for k in before), "training changed nothing"
-    tolerance = 1e-4 if dtype == "float32" else 0.05
+    tolerance = 1e-4 if dtype == "float32" else 0.1
     for ids, mask, logp in zip(*(packed.per_seq(c) for c in (packed["token_ids"], packed["loss_mask"], want)), strict=True):
         with torch.no_grad():
             z = model(ids[None]).logits[0].float().log_softmax(-1)
@@ -125,6 +126,7 @@ def test_a_step_with_only_kl_lowers_kl(tmp_path) -> None:
         tmp_path,
         "grpo",
         ref={"path": str(other)},
+        actor={"optim": {"lr": 4e-3}},
         algorithm={"kl": {"coef": 1.0, "estimator": "k3+"}, "policy_loss": {"name": "ppo_clip"}},
         reward={"functions": [{"path": f"{tmp_path}/reward.py:digits", "weight": 0.0}]},
         rollout={"n": 16},
@@ -133,7 +135,7 @@ def test_a_step_with_only_kl_lowers_kl(tmp_path) -> None:
     )
     rows = tiny_run.metrics(run(cfg).output_dir)
     kl = [r["kl"] for r in rows if "kl" in r]
-    assert np.mean(kl[-3:]) < 0.7 * np.mean(kl[:3]), kl
+    assert np.mean(kl[-3:]) < 0.6 * np.mean(kl[:3]), kl
 
 
 def test_earlier_run_is_kept_aside(tmp_path, capsys) -> None:
