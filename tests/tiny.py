@@ -61,7 +61,7 @@ def make_tokenizer(chat: bool = True, bos: bool = False) -> PreTrainedTokenizerF
 
 def make_config(family: str = "llama", tied: bool = True, vocab: int | None = None, **more: Any) -> Any:
     """A transformers config of two layers, 32 wide; `more` sets config fields."""
-    size = vocab or Tokenizer.from_str(_backend()).get_vocab_size()
+    size = vocab or Tokenizer.from_str(_backend()).get_vocab_size() + 8  # some tokenizer classes add a token of theirs
     values = {
         "vocab_size": size,
         "hidden_size": 32,

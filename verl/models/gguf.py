@@ -100,6 +100,8 @@ class GgufFile:
             "rope_parameters": self._rope(),
             "tie_word_embeddings": "output.weight" not in names,
         }
+        if self.architecture == "qwen2" and values["head_dim"] == width // heads:
+            del values["head_dim"]  # not a field of this family's config
         for role, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
             values[f"{role}_token_id"] = self.metadata.get(f"tokenizer.ggml.{key}_token_id")
         window = self.metadata.get(self._prefix + "attention.sliding_window")

@@ -44,8 +44,11 @@ def _load(source: ModelSource, kind: Kind, dtype: torch.dtype) -> tuple[Any, dic
         return loaded[0], loaded[1]
     if source.gguf.architecture in NATIVE_TYPES:
         state = {name: tensor.to(dtype) for name, tensor in source.tensors()}
-        loaded = auto.from_pretrained(
-            None, config=source.hf_config(), state_dict=state, dtype=dtype, output_loading_info=True
+        config = source.hf_config()
+        with torch.device("meta"):
+            model_class = type(auto.from_config(config))
+        loaded = model_class.from_pretrained(
+            None, config=config, state_dict=state, dtype=dtype, output_loading_info=True
         )
         return loaded[0], loaded[1]
     from transformers.utils.quantization_config import GgufConfig

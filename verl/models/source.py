@@ -191,7 +191,7 @@ def _gguf_of_package(package: str) -> Path:
 def _hub_folder(hub_id: str) -> Path:
     """The snapshot in the local cache, else downloaded; fails within seconds where there is no network."""
     from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     wanted = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py"]
     try:
@@ -201,10 +201,11 @@ def _hub_folder(hub_id: str) -> Path:
     try:
         HfApi().model_info(hub_id, timeout=_HUB_TIMEOUT_S)
         return Path(snapshot_download(hub_id, allow_patterns=wanted))
-    except (HfHubHTTPError, OfflineModeIsEnabled, OSError, RuntimeError) as e:
+    except Exception as e:  # errors of whichever HTTP library the client uses; they share no nearer base
         raise ModelError(
             f"{hub_id}: not a local folder, and the model hub did not give it ({type(e).__name__}); where there is "
-            f"network run `hf download {hub_id} --local-dir DIR`, then pass DIR as the model path"
+            f"network run `hf download {hub_id} --local-dir DIR`, then give DIR in its place "
+            "(--actor_model_path, --ref_model_path or --reward_model_path)"
         ) from e
 
 
