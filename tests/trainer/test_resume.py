@@ -59,7 +59,9 @@ def test_kill_9_of_the_process(tmp_path) -> None:
     """A real process, killed at several moments with no warning, each time resumed by the same command."""
     run(tiny_run.config(tmp_path, trainer={"output_dir": str(tmp_path / "a"), "save_every": 1}))
     file = tmp_path / "run.yaml"
-    file.write_text(yaml.safe_dump(tiny_run.tree(tmp_path, trainer={"output_dir": str(tmp_path / "b"), "save_every": 1})))
+    file.write_text(
+        yaml.safe_dump(tiny_run.tree(tmp_path, trainer={"output_dir": str(tmp_path / "b"), "save_every": 1}))
+    )
     command = [sys.executable, "-m", "verl.cli.main", "train", str(file), "trainer.resume=true"]
     metrics = tmp_path / "b" / "metrics.jsonl"
     for kills, delay in enumerate((0.0, 0.03, 0.11)):

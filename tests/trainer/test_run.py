@@ -43,7 +43,8 @@ def test_log_lines_and_files(tmp_path, capsys) -> None:
         r"\[INFO\] Episode 1/2 \| Step 0/3 \| Actor LR: 0\.001 \| Reward: [\d.]+ \| KL: -?0\.000 \| GPU Mem: [\d.]+GB",
         r"\[INFO\] Episode 1/2 \| Step 2/3 \| Reward: [\d.]+ \| KL: -?[\d.]+ \| Throughput: \d+ tok/s",
         r"\[INFO\] Episode 2/2 \| Step 0/3 \| Actor LR: 0\.001 \|",
-        rf"\[INFO\] Episode 2/2 \| Step 3/3 \| Final Reward: [\d.]+ \| KL: -?[\d.]+ \| Saved to {re.escape(str(tmp_path))}/out$",
+        rf"\[INFO\] Episode 2/2 \| Step 3/3 \| Final Reward: [\d.]+ \| KL: -?[\d.]+ \| "
+        rf"Saved to {re.escape(str(tmp_path))}/out$",
     ]
     at = 0
     for line in lines:
@@ -71,7 +72,9 @@ def test_first_step_is_on_policy(tmp_path) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_saved_model_is_the_trained_one(tmp_path, dtype: str) -> None:
-    """Log-probs of the saved model in transformers equal the trainer's: fp32 1e-4; bf16 0.1 (other kernels round differently)."""
+    """Log-probs of the saved model in transformers equal the trainer's: fp32 1e-4; bf16 0.1 (other kernels round
+    differently).
+    """
     cfg = tiny_run.config(tmp_path, "grpo", model={"dtype": dtype})
     built = build(cfg, RunConsole())
     built.trainer.fit()
@@ -89,7 +92,9 @@ def test_saved_model_is_the_trained_one(tmp_path, dtype: str) -> None:
     saved = model.state_dict()
     assert any(not torch.equal(saved[k], before[k]) for k in before), "training changed nothing"
     tolerance = 1e-4 if dtype == "float32" else 0.1
-    for ids, mask, logp in zip(*(packed.per_seq(c) for c in (packed["token_ids"], packed["loss_mask"], want)), strict=True):
+    for ids, mask, logp in zip(
+        *(packed.per_seq(c) for c in (packed["token_ids"], packed["loss_mask"], want)), strict=True
+    ):
         with torch.no_grad():
             z = model(ids[None]).logits[0].float().log_softmax(-1)
         got = z[:-1].gather(1, ids[1:, None]).squeeze(1)

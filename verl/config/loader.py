@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,33 @@ from verl.core.registry import suggestion
 Tree = dict[str, Any]
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML with the scalars of its version 1.2: `off` and `no` are words, 1e-6 is a number."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, regexp) for tag, regexp in pairs if tag not in ("tag:yaml.org,2002:bool", "tag:yaml.org,2002:float")]
+    for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(true|True|false|False)$"), list("tTfF"))
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][-+]?\d+)?$|^[-+]?\.(inf|Inf)$|^\.(nan|NaN)$"),
+    list("-+.0123456789"),
+)
+
+
+def _load(text: str) -> Any:
+    return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
+
+
 def read_yaml(path: str | Path) -> Tree:
     """A YAML file as a tree, or a ConfigError that names the file and line."""
     file = Path(path)
     if not file.is_file():
         raise ConfigError(f"{file}: no such config file; give the path of a YAML file")
     try:
-        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+        tree = _load(file.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as e:
         where = getattr(e, "problem_mark", None)
         line = f", line {where.line + 1}" if where else ""
@@ -41,28 +62,10 @@ def parse_override(text: str) -> Tree:
     if not sep or not key.strip():
         raise ConfigError(f"{text!r}: an override is written section.key=value, for example actor.optim.lr=1e-6")
     try:
-        leaf = _number(value) if value.strip() else ""
+        leaf = _load(value) if value.strip() else ""
     except yaml.YAMLError as e:
         raise ConfigError(f"{key}: cannot read the value {value!r}; quote it as in YAML") from e
     return nest(key.strip(), leaf)
-
-
-def _number(value: str) -> Any:
-    """YAML 1.1 reads 1e-6 as a string; people mean a number."""
-    try:
-        return (
-            yaml.safe_load(value) if not _is_float(value) else (int(value) if value.strip().isdigit() else float(value))
-        )
-    except ValueError:
-        return yaml.safe_load(value)
-
-
-def _is_float(value: str) -> bool:
-    try:
-        float(value)
-    except ValueError:
-        return False
-    return "_" not in value
 
 
 def nest(path: str, leaf: Any) -> Tree:
