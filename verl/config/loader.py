@@ -35,7 +35,7 @@ _Loader.add_implicit_resolver(
 
 
 def _load(text: str) -> Any:
-    return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
+    return yaml.load(text, _Loader)
 
 
 def read_yaml(path: str | Path) -> Tree:

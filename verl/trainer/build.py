@@ -129,7 +129,7 @@ def build(cfg: RunConfig, console: RunConsole, functions: Sequence[tuple[RewardF
         console,
     )
     evaluator = Evaluator(cfg, inputs.data.eval, worker, scorer, folder, console) if inputs.data.eval else None
-    hooks: list[Hook] = [LogHook(cfg, tracker, console, evaluator), checkpoints]
+    hooks: list[Hook] = [LogHook(cfg, tracker, console, evaluator, device), checkpoints]
     trainer = Trainer(
         cfg,
         Roles(

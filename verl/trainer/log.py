@@ -7,6 +7,7 @@ from verl.trainer.evaluate import Evaluator
 from verl.trainer.hooks import Hook
 from verl.trainer.loop import StepResult, Trainer
 from verl.utils.console import RunConsole
+from verl.utils.flops import matmul_peak, mfu
 from verl.utils.monitoring import get_gpu_memory_usage
 from verl.utils.tracking import Tracker
 
@@ -14,8 +15,9 @@ from verl.utils.tracking import Tracker
 class LogHook(Hook):
     """The log lines, the progress view, and one row of metrics a step."""
 
-    def __init__(self, cfg: RunConfig, tracker: Tracker, console: RunConsole, evaluator: Evaluator | None):
+    def __init__(self, cfg: RunConfig, tracker: Tracker, console: RunConsole, evaluator: Evaluator | None, device: str):
         self.cfg, self.tracker, self.console, self.evaluator = cfg, tracker, console, evaluator
+        self.device = device
         self.first = True
 
     def before_run(self, trainer: Trainer) -> None:
@@ -34,6 +36,8 @@ class LogHook(Hook):
         m["perf/memory_gb"] = float(get_gpu_memory_usage())
         seconds = sum(v for k, v in m.items() if k.startswith("time/"))
         m["perf/throughput"] = result.batch.num_tokens / max(seconds, 1e-9)
+        flops = m.get("actor/flops", 0.0) + m.get("critic/flops", 0.0)
+        m["perf/mfu"] = mfu(flops, m["time/update"], matmul_peak(self.device, self.cfg.model.dtype))
         self.tracker.log(m, result.step)
         episode, within = trainer.source.place(result.step)
         per_episode, kl = trainer.source.steps_per_episode, m.get("kl")

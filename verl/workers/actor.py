@@ -15,7 +15,7 @@ from verl.engines.train.engine import EmbeddedTrainEngine, Outputs
 from verl.models.export import export
 from verl.models.logprobs import token_logprobs
 from verl.models.packed import PackedInput
-from verl.models.policy import AnyPolicy
+from verl.models.policy import AnyPolicy, Policy
 from verl.workers.update_plan import UpdatePlan
 
 
@@ -27,7 +27,14 @@ class ActorWorker(Worker):
         self.temperature = cfg.rollout.sampling.temperature
         self.wants_entropy = cfg.algorithm.entropy_coef != 0
         self.engine = EmbeddedTrainEngine(
-            policy, self._forward, cfg.update, device, cfg.actor.optim, total_steps, "actor", policy.shares_prompt
+            policy,
+            self._forward,
+            cfg.update,
+            device,
+            cfg.actor.optim,
+            total_steps,
+            share_prompt=policy.shares_prompt,
+            head_params=policy.head.numel() if isinstance(policy, Policy) else 0,
         )
 
     def _forward(self, packed: PackedInput) -> Outputs:

@@ -18,6 +18,7 @@ from verl.core.protocols import Place
 from verl.engines.train.micro_batches import split
 from verl.engines.train.optimizer import MasterAdamW
 from verl.models.packed import PackedInput
+from verl.utils.flops import model_flops
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ ScalarLoss = Callable[[Outputs, Batch], tuple[Tensor, Metrics]]
 class EmbeddedTrainEngine:
     """One model in one process. `forward` turns packed tokens into the column that this model is asked for.
 
-    Without an optimizer config the engine is frozen: it infers only.
+    Without an optimizer config the engine is frozen: it infers only. head_params: weights of the output product, which
+    only scored rows go through (they count in the reported FLOPs).
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class EmbeddedTrainEngine:
         total_steps: int = 1,
         name: str = "actor",
         share_prompt: bool = True,
+        head_params: int = 0,
     ):
         self.module, self.forward, self.device, self.name = module, forward, device, name
         self.max_tokens = update.micro_batch_tokens
@@ -56,6 +59,8 @@ class EmbeddedTrainEngine:
         module.requires_grad_(optim is not None)
         self.optimizer = MasterAdamW(module, optim, total_steps) if optim is not None else None
         self.skipped_steps = 0
+        self.head_params = head_params
+        self.body_params = sum(p.numel() for name, p in module.named_parameters() if p.ndim >= 2 and not _is_end(name))
 
     def _split(self, batch: Batch) -> list[list[int]]:
         return split(batch, self.max_tokens, self.share_prompt)
@@ -76,10 +81,15 @@ class EmbeddedTrainEngine:
         metrics = []
         for index in self._split(batch):
             part = batch.take(index).to(self.device)
-            share, seen = loss(self.forward(PackedInput.of(part, self.share_prompt)), part)
+            packed = PackedInput.of(part, self.share_prompt)
+            share, seen = loss(self.forward(packed), part)
             if share.requires_grad:
                 share.backward()  # type: ignore[no-untyped-call]
-            metrics.append(seen.sum(f"{self.name}/loss", float(share.detach())))
+            tokens, rows = len(packed.token_ids), len(packed.where)
+            flops = model_flops(self.body_params, tokens, backward=True)
+            flops += model_flops(self.head_params, rows, backward=True)
+            seen.sum(f"{self.name}/loss", float(share.detach()))
+            metrics.append(seen.sum(f"{self.name}/tokens", tokens).sum(f"{self.name}/flops", flops))
         return Metrics.merge(metrics)
 
     def optim_step(self) -> Metrics:
@@ -113,3 +123,8 @@ class EmbeddedTrainEngine:
         assert self.optimizer is not None
         self.optimizer.load_state_dict(state["optimizer"])
         self.skipped_steps = int(state["skipped_steps"])
+
+
+def _is_end(name: str) -> bool:
+    """Whether a parameter is an embedding or an output head: looked up, or applied to scored rows only."""
+    return "embed" in name or name.startswith(("lm_head.", "score."))

@@ -34,9 +34,7 @@ class MasterAdamW:
                 p.register_post_accumulate_grad_hook(_into(master))
         decay = [m for m, p in zip(self.masters, self.params, strict=True) if p.ndim >= 2]
         rest = [m for m, p in zip(self.masters, self.params, strict=True) if p.ndim < 2]
-        groups = [
-            {"params": kept, "weight_decay": wd} for kept, wd in ((decay, cfg.weight_decay), (rest, 0.0)) if kept
-        ]
+        groups = [{"params": kept, "weight_decay": wd} for kept, wd in ((decay, cfg.weight_decay), (rest, 0.0)) if kept]
         self._adam = torch.optim.AdamW(groups, lr=cfg.lr, betas=cfg.betas, eps=cfg.eps, fused=True)
 
     @property
