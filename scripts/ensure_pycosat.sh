@@ -23,7 +23,8 @@ for compiler in ${CC:-cc gcc clang}; do
 done
 echo "No C compiler here: compiling pycosat with the one from the package ziglang"
 $pip ziglang
-CC="$python -m ziglang cc" $pip pycosat || {
+zig=$("$python" -c 'import os, ziglang; print(os.path.join(os.path.dirname(ziglang.__file__), "zig"))')
+CC="$zig cc" $pip pycosat || {
     echo "error: pycosat, which reasoning-gym needs, cannot be compiled; $hint" >&2
     exit 1
 }
