@@ -42,7 +42,7 @@ docs-check: $(STAMPS)/quickstart ## fail if docs/reference/config.md is stale
 	$(PY) scripts/config_reference.py --check
 
 bench: $(STAMPS)/quickstart ## run every benchmark in benchmarks/
-	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(PY) "$$file" || exit 1; done
+	@for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(PY) "$$file" || exit 1; done
 
 clean: ## remove the environment, caches and outputs
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis outputs

@@ -16,7 +16,7 @@ MAY_IMPORT = {
     "models": BASE | {"parallel"},
     "weights": BASE | {"parallel"},
     "controller": BASE | {"parallel"},
-    "engines": BASE | {"models", "weights", "parallel", "data"},
+    "engines": BASE | {"models", "weights", "parallel", "data", "utils"},
     "checkpoint": BASE | {"weights"},
     "workers": BASE | {"engines", "algos", "weights", "controller", "models", "parallel"},
 }
@@ -24,7 +24,11 @@ BELOW_TRAINER = set(MAY_IMPORT)
 MAY_IMPORT["trainer"] = BELOW_TRAINER
 MAY_IMPORT["cli"] = BELOW_TRAINER | {"trainer"}
 
-ONLY = {("controller", "parallel"): "verl.parallel.layout", ("engines", "data"): "verl.data.packing"}
+ONLY = {
+    ("controller", "parallel"): "verl.parallel.layout",
+    ("engines", "data"): "verl.data.packing",
+    ("engines", "utils"): "verl.utils.flops",
+}
 """Where a layer may read one module of another, not all of it."""
 
 HOMES = {

@@ -7,6 +7,7 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, Union, cast
 
 from pydantic import BaseModel
@@ -42,6 +43,7 @@ def sections() -> list[SectionDoc]:
     return list(_walk(RunConfig(), "", ""))
 
 
+@cache
 def rows() -> dict[str, Row]:
     """Every value by its path."""
     return {row.path: row for section in sections() for row in section.rows}
