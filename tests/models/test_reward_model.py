@@ -98,9 +98,7 @@ def test_empty_text_and_a_refusing_template_are_one_line(tmp_path: Path) -> None
     with pytest.raises(ModelError, match="conversation 0 is empty text"):
         load_reward_model(folder, FP32).score([([{"role": "user", "content": ""}], "")])
     tokenizer = make_tokenizer()
-    tokenizer.chat_template = (
-        "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
-    )
+    tokenizer.chat_template = "{{ raise_exception('no system role') if messages[0]['role'] == 'system' }}"
     tokenizer.save_pretrained(folder)
     with pytest.raises(ModelError, match="no system role"):
         load_reward_model(folder, FP32).score(CONVERSATIONS[1:2])
