@@ -57,7 +57,7 @@ FLAGS = (
     Flag("overwrite", ("trainer.overwrite",)),
 )
 EMBEDDED = read_yaml(Path(__file__).with_name("quickstart.yaml"))
-OF_THE_TASK = ("data", "rollout.max_response_tokens", "trainer.max_steps_per_episode")
+OF_THE_TASK = ("data", "reward", "rollout.max_response_tokens", "trainer.max_steps_per_episode")
 OF_THE_MODEL = ("actor", "critic")
 
 

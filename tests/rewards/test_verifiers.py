@@ -133,3 +133,14 @@ def test_references_that_cannot_be_used(name, reference, message):
 )
 def test_data_sources(source, want):
     assert verifier_name(source) == want
+
+
+def test_exact_reads_the_answer_of_a_generated_task() -> None:
+    """The task itself gives part of the credit for a wrong text that holds the answer; `exact` gives none."""
+    from verl.data.gym import GymAnswer
+    from verl.rewards.verifiers import exact, reasoning_gym
+
+    answer = GymAnswer("chain_sum", "", {"question": "2 - 1 =", "answer": "1", "metadata": {}})
+    prompt = Prompt("0", (1,), "2 - 1 =", reference=answer, source="reasoning_gym")
+    assert [exact(r, prompt) for r in ("1", " 1\n", "-1", "11")] == [1.0, 1.0, 0.0, 0.0]
+    assert 0 < reasoning_gym("-1", prompt) < 1

@@ -30,7 +30,10 @@ SOURCE_PREFIXES = {"aime": "math", "numina_": "math"}
 
 @runtime_checkable
 class ScoresItself(Protocol):
-    """A reference that knows how to score a response (a generated task's entry)."""
+    """A reference that knows how to score a response (a generated task's entry), and has one answer as text."""
+
+    @property
+    def answer(self) -> str: ...
 
     def score(self, response: str) -> float: ...
 
@@ -47,6 +50,8 @@ def verifier_name(source: str) -> str | None:
 def reference_text(prompt: Prompt) -> str:
     """The reference as text, or a RewardError that names the prompt."""
     reference = prompt.reference
+    if isinstance(reference, ScoresItself):
+        reference = reference.answer
     if isinstance(reference, bool) or not isinstance(reference, (str, int, float)):
         raise RewardError(
             f"prompt {prompt.id!r}: the verifier needs a reference answer as text, found {reference!r:.60}; "
