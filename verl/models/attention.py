@@ -11,7 +11,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from verl.models.plan import Plan
 
-
 _SHORT = 192
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, Literal
 
 import torch
@@ -15,13 +16,13 @@ Kind = Literal["AutoModel", "AutoModelForCausalLM", "AutoModelForSequenceClassif
 
 
 def hf_module(source: ModelSource, kind: Kind, dtype: torch.dtype, device: torch.device | str) -> Any:
-    """The module in eval mode. A module that the user loaded is taken as it is, moved to dtype and device.
+    """The module in eval mode; of a module that the user loaded, a copy, since roles must not share what is trained.
 
     ModelError where the files cannot be read or lack weights that `kind` needs.
     """
     if isinstance(source, LoadedSource):
         module = source.module.base_model if kind == "AutoModel" else source.module
-        return module.to(device=device, dtype=dtype).eval()
+        return copy.deepcopy(module).to(device=device, dtype=dtype).eval()
     try:
         module, info = _load(source, kind, dtype)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as e:
