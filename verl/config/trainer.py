@@ -22,8 +22,6 @@ class TrainerConfig(Section):
     """Seed of everything that is drawn."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where models run; auto takes a GPU if there is one."""
-    executor: Literal["embedded"] = "embedded"
-    """`embedded`: all roles in this process."""
     log_every: int = Field(10, ge=1)
     """Steps between log lines; metrics.jsonl has every step."""
     save_every: int = Field(0, ge=0)

@@ -19,6 +19,7 @@ from verl.data.load import PromptData, load_prompts
 from verl.data.sampler import PromptSampler
 from verl.engines import rollout
 from verl.models.load import load_policy, load_reward_model, load_value_model
+from verl.models.reward_model import RewardModel
 from verl.models.source import ModelSource, resolve
 from verl.rewards.build import build_rewards
 from verl.rewards.composer import RewardComposer
@@ -116,7 +117,7 @@ def build(cfg: RunConfig, console: RunConsole, functions: Sequence[tuple[RewardF
     engine = rollout.attach(cfg.rollout.backend, policy, cfg.rollout)
     worker = RolloutWorker(engine, inputs.tokenizer, cfg.trainer.seed)
     actor = ActorWorker(policy, cfg, inputs.algorithm, device, total)
-    reward_model = load_reward_model(cfg.reward.model_path, cfg.model, device) if cfg.reward.model_path else None
+    reward_model = _reward_model(cfg, device)
     scorer = RewardScorer(inputs.composer, reward_model)
 
     tracker = Tracker(
@@ -144,6 +145,12 @@ def build(cfg: RunConfig, console: RunConsole, functions: Sequence[tuple[RewardF
     if cfg.trainer.resume:
         checkpoints.resume(trainer)
     return Run(trainer, folder, tracker)
+
+
+def _reward_model(cfg: RunConfig, device: str) -> RewardModel | None:
+    if cfg.reward.model_path is None:
+        return None
+    return load_reward_model(cfg.reward.model_path, cfg.model, device, cfg.reward.max_length)
 
 
 def _reference(cfg: RunConfig, algorithm: Algorithm, device: str) -> LocalGroup | None:
