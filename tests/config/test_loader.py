@@ -1,0 +1,110 @@
+"""The loader: order of layers, strict keys with suggestions, YAML 1.2 scalars, components."""
+
+import pytest
+
+from verl.algos.algorithm import Algorithm
+from verl.algos.presets import preset_values
+from verl.config import RunConfig, parse_override, read_yaml, resolve
+from verl.core import ConfigError
+
+PRESETS = preset_values()
+
+
+def load(*words: str) -> RunConfig:
+    return resolve([parse_override(w) for w in words], PRESETS)
+
+
+def test_order_is_class_then_preset_then_file_then_override() -> None:
+    file = {"algorithm": {"name": "grpo", "kl": {"estimator": "k2"}}, "rollout": {"n": 4}}
+    cfg = resolve([file, parse_override("rollout.n=16")], PRESETS)
+    assert (cfg.algorithm.kl.place, cfg.algorithm.kl.coef, cfg.algorithm.kl.estimator) == ("loss", 0.04, "k2")
+    assert cfg.rollout.n == 16 and cfg.rollout.max_response_tokens == 128
+
+
+def test_a_preset_chosen_later_keeps_what_the_user_set() -> None:
+    file = {"algorithm": {"name": "ppo", "kl": {"coef": 0.5}, "entropy_coef": 0.01}}
+    cfg = resolve([file, parse_override("algorithm.name=grpo")], PRESETS)
+    assert cfg.algorithm.kl.coef == 0.5 and cfg.algorithm.entropy_coef == 0.01 and cfg.algorithm.kl.place == "loss"
+
+
+def test_components_keep_or_drop_constants_with_their_name() -> None:
+    assert load("algorithm.advantage.lam=0.9").algorithm.advantage.constants == {"gamma": 1.0, "lam": 0.9}
+    assert load("algorithm.advantage=grpo").algorithm.advantage.constants == {}
+    assert load("algorithm.advantage=gae").algorithm.advantage.constants == {"gamma": 1.0, "lam": 0.95}
+
+
+@pytest.mark.parametrize(
+    "word,value",
+    [
+        ("actor.optim.lr=1e-6", 1e-6),
+        ("actor.optim.lr=2.5e-5", 2.5e-5),
+        ("trainer.resume=true", True),
+        ("data.chat_template=off", "off"),
+        ("algorithm.kl.place=off", "off"),
+        ("trainer.run_name=no", "no"),
+        ("data.size=null", None),
+        ("trainer.sinks=[jsonl, wandb]", ("jsonl", "wandb")),
+        ("actor.path=/a/b=c", "/a/b=c"),
+    ],
+)
+def test_scalars_mean_what_they_say(word: str, value: object) -> None:
+    node: object = load(word)
+    for name in word.partition("=")[0].split("."):
+        node = getattr(node, name)
+    assert node == value
+
+
+@pytest.mark.parametrize(
+    "word,message",
+    [
+        ("actor.optim.learning_rate=1", r"^actor.optim.learning_rate: unknown key; keys here: lr, betas"),
+        ("actor.lr=1", r"^actor.lr: unknown key \(did you mean '\w+.optim.lr'\?\)"),
+        ("trainer.sed=1", r"^trainer.sed: unknown key \(did you mean 'seed'\?\)"),
+        ("rollout.n=0", r"^rollout.n: .*greater than or equal to 1, got 0"),
+        ("rollout.n=many", r"^rollout.n: .*got 'many'"),
+        ("actor.optim.lr=.nan", r"^actor.optim.lr: "),
+        ("model.dtype=fp16", r"^model.dtype: .*'bfloat16' or 'float32', got 'fp16'"),
+        ("algorithm.name=pppo", r"^algorithm.name: unknown preset 'pppo' \(did you mean 'ppo'\?\)"),
+        ("novalue", r"an override is written section.key=value"),
+        ("actor.optim.betas=[0.9", r"^actor.optim.betas: cannot read the value"),
+    ],
+)
+def test_faults_are_one_line_with_their_path(word: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as e:
+        load(word)
+    assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    "word,message",
+    [
+        ("algorithm.advantage.lamda=1", r"^algorithm.advantage.lamda: unknown key \(did you mean 'lam'\?\)"),
+        ("algorithm.policy_loss.dual_clip=0.5", r"^algorithm.policy_loss.dual_clip: .*greater than 1, got 0.5"),
+        ("algorithm.policy_loss=ppo_klip", r"did you mean 'ppo_clip'"),
+        ("algorithm.kl.estimator=k9", r"unknown algorithm.kl.estimator 'k9'"),
+        ("algorithm.aggregation=mean", r"^algorithm.aggregation: unknown mode 'mean'"),
+        ("algorithm.aggregation=seq_mean_token_sum_norm", r"^algorithm.aggregation_length: needed"),
+        ("update.mini_batches=99", r"^update.mini_batches: 99 mini-batches cannot be made"),
+    ],
+)
+def test_faults_of_the_algorithm_are_found_before_any_model(word: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Algorithm(load(word))
+
+
+def test_files(tmp_path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("algorithm:\n  kl: {place: off}\nactor:\n  optim: {lr: 1e-5}\n")
+    cfg = resolve([read_yaml(file)], PRESETS)
+    assert cfg.algorithm.kl.place == "off" and cfg.actor.optim.lr == 1e-5
+    for text, message in (("a: [1\nb: 2", r"c.yaml, line \d+: not valid YAML"), ("- 1", "expected sections")):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=message):
+            read_yaml(file)
+    with pytest.raises(ConfigError, match="no such config file"):
+        read_yaml(tmp_path / "none.yaml")
+
+
+def test_the_resolved_tree_resolves_to_itself() -> None:
+    cfg = load("algorithm.name=grpo", "rollout.n=3")
+    assert resolve([cfg.model_dump(mode="json")], PRESETS) == cfg
