@@ -13,7 +13,7 @@ import pytest
 
 from tests.rollout import tiny
 from verl.config.rollout import RolloutConfig
-from verl.core import ConfigError, RolloutError, SamplingParams
+from verl.core import ConfigError, RolloutError, SamplingParams, VerlError
 from verl.engines import rollout
 
 
@@ -37,6 +37,20 @@ def test_unknown_option_names_the_known_ones(folders: Callable[..., Path]) -> No
 def test_context_beyond_the_model_is_refused(folders: Callable[..., Path], backend: str, length: int) -> None:
     with pytest.raises(RolloutError, match=rf"max_model_len={length} must be between 2 and the {tiny.CONTEXT}"):
         rollout.load(backend, folders(), dtype="float32", device="cpu", max_model_len=length)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtype": "float16"}, "dtype.*float16"),
+        ({"device": "gpu"}, "device='gpu'"),
+        ({"prefill_tokens": 0}, "prefill_tokens=0"),
+    ],
+)
+def test_bad_arguments_are_one_line(folders: Callable[..., Path], options: dict[str, Any], message: str) -> None:
+    with pytest.raises(VerlError, match=message) as error:
+        rollout.load("native", folders(), **{"dtype": "float32", "device": "cpu", **options})
+    assert "\n" not in str(error.value)
 
 
 def test_native_refuses_a_policy_of_transformers() -> None:
@@ -66,7 +80,10 @@ def test_the_models_generation_config_is_left_alone(folders: Callable[..., Path]
     module = reference()
     before = module.generation_config
     engine = rollout.load("hf", module, dtype="float32", device="cpu")
-    engine.generate([(1, 2, 3)], SamplingParams(max_tokens=2))
+    first = engine.generate([(1, 2, 3)], SamplingParams(max_tokens=2))
+    native = rollout.load("native", module, dtype="float32", device="cpu")
+    around: Any = rollout.attach("hf", native.policy, RolloutConfig())
+    assert around.generate([(1, 2, 3)], SamplingParams(max_tokens=2))[0].token_ids == first[0].token_ids
     assert module.generation_config is before and before.repetition_penalty == 1.7
 
 

@@ -291,6 +291,34 @@ def test_generate_refuses_n_below_one(make: Make) -> None:
     assert make().generate([], SamplingParams()) == []
 
 
+def test_generate_refuses_to_mix_with_pending_requests(make: Make) -> None:
+    engine = make()
+    engine.submit(requests(SamplingParams(max_tokens=3))[:2])
+    assert engine.pending == 2
+    with pytest.raises(RolloutError, match="2 submitted requests are pending"):
+        engine.generate(PROMPTS, SamplingParams())
+    assert len(drain(engine, 2)) == 2 and engine.pending == 0
+
+
+def test_a_failed_generate_leaves_nothing_behind(make: Make) -> None:
+    engine = make()
+    weight = next(engine.policy.parameters())
+    good = weight.detach().clone()
+    with torch.no_grad():
+        weight.fill_(float("nan"))
+    with pytest.raises(RolloutError, match="not finite"):
+        engine.generate(PROMPTS, SamplingParams())
+    assert engine.pending == 0
+    with torch.no_grad():
+        weight.copy_(good)
+    same(engine.generate(PROMPTS, SamplingParams())[0], make().generate(PROMPTS, SamplingParams())[0])
+
+
+def test_no_slots_at_all_is_refused(make: Make) -> None:
+    with pytest.raises(RolloutError, match="max_sequences=0 must be 1 or more"):
+        make(max_sequences=0)
+
+
 def test_diverged_weights_name_the_request_and_recover(make: Make) -> None:
     """NaN logits are an error, and do not poison what is generated once the weights are good again."""
     engine = make()

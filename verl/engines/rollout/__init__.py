@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
+from verl.config.loader import check
 from verl.config.models import ModelConfig
 from verl.config.rollout import RolloutConfig
 from verl.core import Registry, RolloutError
@@ -77,9 +78,7 @@ def load(backend: str, model_path: Any, dtype: str = "bfloat16", device: str = "
     from verl.models.load import load_policy
 
     implementation = "transformers" if backend == "hf" else "native"
-    cfg = ModelConfig.model_validate(
-        {"implementation": implementation, "dtype": dtype, "trust_remote_code": remote_code}
-    )
+    cfg = check(ModelConfig, {"implementation": implementation, "dtype": dtype, "trust_remote_code": remote_code})
     policy = load_policy(model_path, cfg, _device(device))
     return entry.fn(policy, policy.source.eos_token_ids, **options)
 
@@ -109,9 +108,13 @@ def _check_options(backend: str, options: dict[str, Any]) -> None:
 def _device(name: str) -> Any:
     import torch
 
-    if name != "auto":
-        return torch.device(name)
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    cuda = torch.cuda.is_available()
+    known = {"auto": "cuda" if cuda else "cpu", "cpu": "cpu"} | ({"cuda": "cuda"} if cuda else {})
+    if name not in known:
+        raise RolloutError(
+            f"device={name!r}: here it can be {', '.join(known)}; check `python -m torch.utils.collect_env`"
+        )
+    return torch.device(known[name])
 
 
 __all__ = ["BACKENDS", "attach", "load"]

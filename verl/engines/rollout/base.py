@@ -60,11 +60,23 @@ def context_of(model_limit: int, asked: int | None) -> int:
     return asked
 
 
+def positive(name: str, value: int) -> int:
+    """The option's value. RolloutError below 1."""
+    if value < 1:
+        raise RolloutError(f"{name}={value} must be 1 or more")
+    return value
+
+
 class Engine(ABC):
     """A RolloutEngine with `generate`. Subclasses give submit, poll, abort, wanted, receive, commit and place."""
 
     limits: Limits
     version: int
+
+    @property
+    @abstractmethod
+    def pending(self) -> int:
+        """Requests submitted and not yet returned."""
 
     @abstractmethod
     def submit(self, requests: Sequence[GenRequest]) -> None:
@@ -91,9 +103,12 @@ class Engine(ABC):
 
         n = 1 draws with `params.seed`; with more, sample j has a seed of its own, derived from `params.seed`, j and the
         prompt's tokens. So a prompt's completions do not depend on the other prompts, nor on its place among them.
+        RolloutError while requests from `submit` are pending: their completions would be mixed in.
         """
         if n < 1:
             raise RolloutError(f"generate: n={n} must be 1 or more")
+        if self.pending:
+            raise RolloutError(f"generate: {self.pending} submitted requests are pending; poll until they are done")
         requests = [
             GenRequest(f"{i}/{j}", str(i), tuple(ids), params if n == 1 else _nth(params, j, ids))
             for i, ids in enumerate(prompts)
@@ -101,8 +116,12 @@ class Engine(ABC):
         ]
         self.submit(requests)
         done: dict[str, Completion] = {}
-        while len(done) < len(requests):
-            done.update((c.request_id, c) for c in self.poll())
+        try:
+            while len(done) < len(requests):
+                done.update((c.request_id, c) for c in self.poll())
+        except BaseException:
+            self.abort([r.id for r in requests])
+            raise
         return [done[r.id] for r in requests]
 
     def _admit(self, requests: Sequence[GenRequest], present: Iterable[str]) -> None:

@@ -21,7 +21,7 @@ from transformers.generation.logits_process import LogitsProcessorList
 from verl.core import Completion, GenRequest
 from verl.core.generation import Finish
 from verl.core.protocols import Place
-from verl.engines.rollout.base import Engine, Limits, SharedWeights, context_of
+from verl.engines.rollout.base import Engine, Limits, SharedWeights, context_of, positive
 from verl.engines.rollout.hf_module import module_of
 from verl.engines.rollout.sampling import sample
 from verl.engines.rollout.sequence import Sequence as Running
@@ -53,8 +53,12 @@ class HFEngine(SharedWeights, Engine):
         context = context_of(getattr(text, "max_position_embeddings", None) or _UNLIMITED, max_model_len)
         self.limits = Limits(text.vocab_size, context, tuple(eos_token_ids))
         self.version = version
-        self._max_sequences = max_sequences
+        self._max_sequences = positive("max_sequences", max_sequences)
         self._waiting: list[Running] = []
+
+    @property
+    def pending(self) -> int:
+        return len(self._waiting)
 
     def submit(self, requests: Sequence[GenRequest]) -> None:
         self._admit(requests, (s.request.id for s in self._waiting))

@@ -13,10 +13,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from verl.core import Completion, GenRequest, RolloutError
+from verl.core import Completion, GenRequest
 from verl.core.protocols import Place
 from verl.engines.rollout.attend import DecodeAttention, PrefillAttention
-from verl.engines.rollout.base import Engine, Limits, SharedWeights, context_of
+from verl.engines.rollout.base import Engine, Limits, SharedWeights, context_of, positive
 from verl.engines.rollout.cache import Prefix, SlotCache
 from verl.engines.rollout.prefill import plan_prefill
 from verl.engines.rollout.sampling import Draw, sample
@@ -52,7 +52,8 @@ class NativeEngine(SharedWeights, Engine):
         self.version = version
         context = context_of(config.max_positions, max_model_len)
         self.limits = Limits(config.vocab_size, context, tuple(eos_token_ids))
-        self._max_sequences, self._prefill_tokens = max_sequences, prefill_tokens
+        self._max_sequences = positive("max_sequences", max_sequences)
+        self._prefill_tokens = positive("prefill_tokens", prefill_tokens)
         weight = next(policy.parameters())
         self._device = weight.device
         heads = (config.num_kv_heads, config.head_dim)
@@ -60,6 +61,10 @@ class NativeEngine(SharedWeights, Engine):
         self._waiting = Waiting()
         self._running: list[Running] = []
         self._prefix: Prefix | None = None
+
+    @property
+    def pending(self) -> int:
+        return len(self._waiting) + len(self._running)
 
     @property
     def cache_bytes(self) -> int:
@@ -78,8 +83,8 @@ class NativeEngine(SharedWeights, Engine):
         units = self._waiting.take(free, self._prefill_tokens, computed)
         try:
             return self._prefill(units) if units else self._decode() if self._running else []
-        except RolloutError:
-            # Keys of a diverged model must not stay behind a mask: 0 x NaN is NaN.
+        except BaseException:
+            # No request is lost, and keys of a diverged model do not stay behind a mask: 0 x NaN is NaN.
             self._preempt()
             self._cache.release()
             raise

@@ -95,9 +95,9 @@ def _greedy(x_BV: Tensor, draws: Sequence[Draw], greedy: list[bool]) -> Tensor |
 
 
 def _ban(x_BV: Tensor, banned: list[tuple[int, ...]]) -> None:
-    for row, ids in enumerate(banned):
-        if ids:
-            x_BV[row, list(ids)] = float("-inf")
+    rows = [row for row, ids in enumerate(banned) for _ in ids]
+    if rows:
+        x_BV[rows, [i for ids in banned for i in ids]] = float("-inf")
 
 
 def _truncate(x_BV: Tensor, draws: Sequence[Draw], greedy: list[bool]) -> None:
