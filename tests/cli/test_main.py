@@ -1,5 +1,6 @@
 """The command `verl`: what it prints, and its exit codes."""
 
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -12,6 +13,8 @@ from verl.cli.arguments import run_main
 from verl.cli.main import main
 from verl.config import RunConfig
 from verl.core.errors import ModelError
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class FakeTrainer(types.ModuleType):
@@ -105,6 +108,21 @@ def test_our_own_bugs_keep_their_traceback() -> None:
         raise AssertionError
 
     with pytest.raises(AssertionError):
+        run_main(broken)
+
+
+def test_a_reader_that_leaves_is_quiet_but_another_broken_pipe_is_not() -> None:
+    code = "import sys; from verl.cli.main import main; sys.exit(main(['config']))"
+    run = [sys.executable, "-u", "-c", code]
+    with subprocess.Popen(run, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b"" and process.wait() == 141
+
+    def broken() -> int:
+        raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
         run_main(broken)
 
 

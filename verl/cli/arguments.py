@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -49,5 +50,16 @@ def run_main(main: Callable[[], int]) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        sys.stderr.close()  # the reader (head, less) has gone; Python would complain when it flushes
-        return 0
+        if not _reader_has_gone():
+            raise
+        return 141  # as the shell reports SIGPIPE
+
+
+def _reader_has_gone() -> bool:
+    """Whether nobody reads our output any more (`verl config | head`); a pipe that broke elsewhere is another matter."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it exits
+        return True
+    return False
