@@ -111,9 +111,10 @@ def test_our_own_bugs_keep_their_traceback() -> None:
         run_main(broken)
 
 
-def test_a_reader_that_leaves_is_quiet_but_another_broken_pipe_is_not() -> None:
+@pytest.mark.parametrize("flags", [["-u"], []])
+def test_a_reader_that_leaves_is_quiet_but_another_broken_pipe_is_not(flags: list[str]) -> None:
     code = "import sys; from verl.cli.main import main; sys.exit(main(['config']))"
-    run = [sys.executable, "-u", "-c", code]
+    run = [sys.executable, *flags, "-c", code]
     with subprocess.Popen(run, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as process:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()

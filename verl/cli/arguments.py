@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
+import select
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -56,10 +58,14 @@ def run_main(main: Callable[[], int]) -> int:
 
 
 def _reader_has_gone() -> bool:
-    """Whether nobody reads our output any more (`verl config | head`); a pipe that broke elsewhere is another matter."""
+    """Whether nobody reads our output (`verl config | head`); a pipe that broke elsewhere is another matter."""
     try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it exits
-        return True
-    return False
+        stdout = sys.stdout.fileno()
+    except io.UnsupportedOperation:
+        return False
+    poll = select.poll()
+    poll.register(stdout, 0)
+    gone = any(event & select.POLLERR for _, event in poll.poll(0))
+    if gone:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stdout)  # Python flushes once more when it exits
+    return gone
