@@ -1,8 +1,8 @@
 """Peak memory of a training step against its phases: one process holds one copy of the actor's weights.
 
-Each case is a process of its own that builds the same trainer. `rollout` only samples, `update` only trains on samples of
-the same shape that no engine made, `step` does whole steps. Nothing extra is held at the switch if the peak of `step` is
-that of the larger phase.
+Each case is a process of its own that builds the same trainer. `rollout` only samples, `update` only trains on
+samples of the same shape that no engine made, `step` does whole steps. Nothing extra is held at the switch if the peak
+of `step` is that of the larger phase.
 
     python benchmarks/memory.py                        # the quickstart's model and sizes
     python benchmarks/memory.py --algorithm grpo

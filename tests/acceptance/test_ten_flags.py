@@ -93,7 +93,8 @@ def test_any_other_architecture_trains_through_transformers(tmp_path, capsys) ->
         "--actor_model_path", actor, "--dataset_name", gsm8k(tmp_path), "--output_dir", tmp_path / "out",
         "--rollout", "hf", "--num_episodes", 1, "--max_steps_per_episode", 2, "--prompts_per_step", 4,
         "--samples_per_prompt", 2, "--max_response_tokens", 6, "--eval_size", 3, "--dtype", "float32",
-        "--learning_rate", "1e-4", "--device", "cpu", "--set", f"reward.functions=[{{path: '{tmp_path}/reward.py:size'}}]",
+        "--learning_rate", "1e-4", "--device", "cpu",
+        "--set", f"reward.functions=[{{path: '{tmp_path}/reward.py:size'}}]",
     )  # fmt: skip
     said = capsys.readouterr()
     assert code == 0, said.err

@@ -32,7 +32,7 @@ def folder(tmp_path_factory):
 
 
 def sampled(seed: int = 0, groups: int = 3, n: int = 4) -> Batch:
-    """Groups of n samples with a common prompt; some responses hold an unsampled observation; one has no sampled token."""
+    """Groups of n samples of a prompt; some responses hold an unsampled observation, one has no sampled token."""
     rng = np.random.default_rng(seed)
     ids, mask, lengths, group = [], [], [], []
     for g in range(groups):

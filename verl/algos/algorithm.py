@@ -110,7 +110,7 @@ class Algorithm:
             metrics.mean("actor/entropy", float(s.zero(entropy.detach()).sum()), n)
         return self.aggregation(loss, s, total), metrics
 
-    def state_dict(self) -> dict[str, object]:
+    def state_dict(self) -> dict[str, dict[str, float]]:
         return {"kl_controller": self.kl_controller.state_dict()}
 
     def load_state_dict(self, state: dict[str, dict[str, float]]) -> None:

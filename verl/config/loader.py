@@ -141,7 +141,7 @@ def _explain(cls: type[Any], error: ValidationError, at: str) -> str:
         siblings = keys_at(cls, parts[:-1])
         hint = suggestion(parts[-1], siblings)
         if not hint:
-            everywhere = {leaf.rsplit(".", 1)[-1]: leaf for leaf in leaves(cls)}
+            everywhere = {leaf.rsplit(".", 1)[-1]: leaf for leaf in reversed(leaves(cls))}
             near = suggestion(parts[-1], list(everywhere))
             word = near.split("'")[1] if near else ""
             hint = f" (did you mean {everywhere[word]!r}?)" if near else ""

@@ -13,7 +13,7 @@ class Future(Protocol[T]):
     def result(self) -> T: ...
 
 
-class Done(Generic[T]):  # type: ignore[misc]
+class Done(Generic[T]):
     """A result that is already there."""
 
     def __init__(self, value: T):

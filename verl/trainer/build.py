@@ -26,14 +26,13 @@ from verl.rewards.composer import RewardComposer
 from verl.rewards.functions import RewardFunction
 from verl.trainer.evaluate import Evaluator
 from verl.trainer.folder import RunFolder
-from verl.trainer.hooks import Hook
 from verl.trainer.log import LogHook
 from verl.trainer.loop import Roles, Trainer
 from verl.trainer.resume import CheckpointHook, identity
 from verl.trainer.reward import RewardScorer
 from verl.trainer.source import OnDemandSource
 from verl.utils.console import RunConsole
-from verl.utils.tracking import Tracker
+from verl.utils.tracking.tracker import Tracker, check_sinks
 from verl.weights.publisher import InProcessPublisher
 from verl.workers.actor import ActorWorker
 from verl.workers.critic import CriticWorker
@@ -98,53 +97,54 @@ def read_inputs(cfg: RunConfig, functions: Sequence[tuple[RewardFn, float]] = ()
 
 
 def build(cfg: RunConfig, console: RunConsole, functions: Sequence[tuple[RewardFn, float]] = ()) -> Run:
-    """The trainer of a run, restored from its checkpoint where cfg.trainer.resume asks for it."""
+    """The trainer of a run, restored from its checkpoint where cfg.trainer.resume asks for it.
+
+    The output folder is left as it was until everything that may fail has been read, loaded and accepted.
+    """
     inputs = read_inputs(cfg, functions)
+    check_sinks(cfg.trainer.sinks)
     folder = RunFolder(cfg.trainer.output_dir)
     for line in inputs.data.report.lines():
         console.info(line)
-    device = pick_device(cfg)
-    if not cfg.trainer.resume and (said := folder.begin(cfg.trainer.overwrite)):
+    trainer, worker = _trainer(cfg, inputs, console)
+    store = CheckpointStore(folder.checkpoints, cfg.trainer.keep_checkpoints, console.warn)
+    checkpoints = CheckpointHook(cfg, store, identity(cfg, inputs.data.fingerprint), console)
+    if cfg.trainer.resume:
+        checkpoints.resume(trainer)
+    elif said := folder.begin(cfg.trainer.overwrite):
         console.info(said)
     folder.write_config(cfg)
+    name = cfg.trainer.run_name or folder.root.resolve().name
+    tracker = Tracker(cfg.trainer.sinks, folder.root, name, cfg.model_dump(mode="json"), resume=cfg.trainer.resume)
+    evaluator = Evaluator(cfg, inputs.data.eval, worker, trainer.reward, folder, console) if inputs.data.eval else None
+    trainer.hooks = [LogHook(cfg, tracker, console, evaluator, pick_device(cfg)), checkpoints]
+    return Run(trainer, folder, tracker)
 
-    episode = min(
-        inputs.sampler.steps_per_episode, cfg.trainer.max_steps_per_episode or inputs.sampler.steps_per_episode
-    )
-    total = cfg.trainer.num_episodes * episode * cfg.update.epochs * cfg.update.mini_batches
+
+def _trainer(cfg: RunConfig, inputs: Inputs, console: RunConsole) -> tuple[Trainer, RolloutWorker]:
+    """The models in their roles, and the loop over them."""
+    device = pick_device(cfg)
     policy = load_policy(cfg.actor.path, cfg.model, device)
     console.info(f"Actor {cfg.actor.path}: {policy.implementation} implementation, {cfg.model.dtype}, on {device}")
     engine = rollout.attach(cfg.rollout.backend, policy, cfg.rollout)
     worker = RolloutWorker(engine, inputs.tokenizer, cfg.trainer.seed)
-    actor = ActorWorker(policy, cfg, inputs.algorithm, device, total)
-    reward_model = _reward_model(cfg, device)
-    scorer = RewardScorer(inputs.composer, reward_model)
-
-    tracker = Tracker(
-        cfg.trainer.sinks, folder.root, cfg.trainer.run_name or folder.root.name, cfg.model_dump(mode="json")
-    )
-    checkpoints = CheckpointHook(
-        cfg,
-        CheckpointStore(folder.checkpoints, cfg.trainer.keep_checkpoints, console.warn),
-        identity(cfg, inputs.data.fingerprint),
-        console,
-    )
-    evaluator = Evaluator(cfg, inputs.data.eval, worker, scorer, folder, console) if inputs.data.eval else None
-    hooks: list[Hook] = [LogHook(cfg, tracker, console, evaluator, device), checkpoints]
+    source = OnDemandSource(inputs.data.train, inputs.sampler, worker, cfg)
+    steps = cfg.trainer.num_episodes * source.steps_per_episode
+    updates = steps * cfg.update.epochs * cfg.update.mini_batches
+    actor = ActorWorker(policy, cfg, inputs.algorithm, device, updates)
     trainer = Trainer(
         cfg,
         Roles(
-            LocalGroup(actor), _reference(cfg, inputs.algorithm, device), _critic(cfg, inputs.algorithm, device, total)
+            LocalGroup(actor),
+            _reference(cfg, inputs.algorithm, device),
+            _critic(cfg, inputs.algorithm, device, updates),
         ),
-        OnDemandSource(inputs.data.train, inputs.sampler, worker, cfg),
-        scorer,
+        source,
+        RewardScorer(inputs.composer, _reward_model(cfg, device)),
         inputs.algorithm,
         InProcessPublisher(engine, actor.engine.shards),
-        hooks,
     )
-    if cfg.trainer.resume:
-        checkpoints.resume(trainer)
-    return Run(trainer, folder, tracker)
+    return trainer, worker
 
 
 def _reward_model(cfg: RunConfig, device: str) -> RewardModel | None:

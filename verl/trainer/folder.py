@@ -12,6 +12,7 @@ from verl.config.run import RunConfig
 from verl.core.errors import ConfigError
 
 OWN = ("config.yaml", "metrics.jsonl", "samples", "checkpoints", "tensorboard")
+SINKS = ("wandb", "wandb_run_id.txt", "mlflow_run_id.txt", "mlflow.db")
 MODEL = ("config.json", "generation_config.json", "chat_template.jinja")
 MODEL_PATTERNS = (
     "*.safetensors",
@@ -48,7 +49,7 @@ class RunFolder:
 
     def entries(self) -> list[Path]:
         """Files and folders here that a run makes; nothing else in the folder is ever touched."""
-        found = [self.root / name for name in OWN + MODEL if (self.root / name).exists()]
+        found = [self.root / name for name in OWN + SINKS + MODEL if (self.root / name).exists()]
         return found + sorted(p for pattern in MODEL_PATTERNS for p in self.root.glob(pattern))
 
     def begin(self, overwrite: bool) -> str | None:

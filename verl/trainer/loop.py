@@ -124,7 +124,7 @@ class Trainer:
 
     def state(self) -> dict[str, dict[str, Any]]:
         """Everything that the next step depends on, by component."""
-        out = {
+        out: dict[str, dict[str, Any]] = {
             "trainer": {"step": self.step, "version": self.version},
             "algorithm": self.algorithm.state_dict(),
             "actor": self.roles.actor.state_dict(),

@@ -47,6 +47,8 @@ def run(cfg: RunConfig, functions: Sequence[tuple[RewardFn, float]] = ()) -> Run
                 last.get("kl"),
                 cfg.trainer.output_dir,
             )
+        else:
+            console.info(f"All {trainer.planned_steps} steps were trained before | Saved to {cfg.trainer.output_dir}")
         return RunResult(trainer.planned_steps, trainer.step, folder.root, last)
     finally:
         console.close()

@@ -5,10 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from verl.core import Completion, GenRequest, RolloutError, SamplingParams
 from verl.core.protocols import Place
 from verl.core.rng import derive_seed
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,14 @@ class Engine(ABC):
         """Stop these requests and return what they have. Ids that are not here (already returned) are passed over."""
 
     @abstractmethod
+    def wanted(self) -> Sequence[str]:
+        """Names of the weights to send before a commit."""
+
+    @abstractmethod
+    def receive(self, name: str, tensor: Tensor) -> None:
+        """Take one named weight of the next version."""
+
+    @abstractmethod
     def commit(self, version: int) -> None:
         """Go on with the weights as they are now, called `version`."""
 
@@ -143,7 +155,7 @@ class SharedWeights:
         """No names: the engine's parameters are the trainer's."""
         return ()
 
-    def receive(self, name: str, tensor: object) -> None:
+    def receive(self, name: str, tensor: Tensor) -> None:
         """Refuse: a weight sent here would have nowhere to go."""
         raise RolloutError(
             f"weight {name!r}: this engine reads the trainer's own weights; send nothing, call commit(version)"

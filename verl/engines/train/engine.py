@@ -84,7 +84,7 @@ class EmbeddedTrainEngine:
             packed = PackedInput.of(part, self.share_prompt)
             share, seen = loss(self.forward(packed), part)
             if share.requires_grad:
-                share.backward()  # type: ignore[no-untyped-call]
+                share.backward()
             tokens, rows = len(packed.token_ids), len(packed.where)
             flops = model_flops(self.body_params, tokens, backward=True)
             flops += model_flops(self.head_params, rows, backward=True)
