@@ -70,16 +70,22 @@ def without(tree: Tree, path: str) -> Tree:
     return {k: v for k, v in tree.items() if k != key} | inner
 
 
+def chooses(tree: Tree, section: str, key: str) -> bool:
+    """Whether `tree` sets section.key. A section that is no mapping sets nothing: `resolve` refuses it by name."""
+    values = tree.get(section)
+    return isinstance(values, dict) and key in values
+
+
 def configure(layers: Sequence[Tree]) -> RunConfig:
     """The embedded case beneath the user's values. What was chosen for its task (or model) goes with another one."""
     user: Tree = {}
     for layer in layers:
         user = overlay(user, layer)
     embedded = EMBEDDED
-    if "dataset" in user.get("data", {}):
+    if chooses(user, "data", "dataset"):
         for path in OF_THE_TASK:
             embedded = without(embedded, path)
-    if "path" in user.get("actor", {}):
+    if chooses(user, "actor", "path"):
         for path in OF_THE_MODEL:
             embedded = without(embedded, path)
     return resolve([embedded, user], preset_values())

@@ -133,3 +133,14 @@ def test_bad_flags(words: str, message: str, capsys: pytest.CaptureFixture[str])
     assert run_main(lambda: quickstart.main(words.split())) == 2
     printed = capsys.readouterr()
     assert printed.err.startswith(f"error: {message}") and printed.err.count("\n") == 1 and printed.out == ""
+
+
+@pytest.mark.parametrize("word", ["data=5", "data=null", "actor=5", "trainer=[1]"])
+def test_a_section_that_is_no_mapping_is_named(word: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{word.split('=')[0]}: input should be a valid dictionary"):
+        parse(f"--set {word}")
+
+
+def test_a_value_that_is_no_yaml_names_its_flag() -> None:
+    with pytest.raises(ConfigError, match="^--num_episodes: trainer.num_episodes: "):
+        parse("--num_episodes {")

@@ -108,3 +108,31 @@ def test_files(tmp_path) -> None:
 def test_the_resolved_tree_resolves_to_itself() -> None:
     cfg = load("algorithm.name=grpo", "rollout.n=3")
     assert resolve([cfg.model_dump(mode="json")], PRESETS) == cfg
+
+
+@pytest.mark.parametrize("text", ["actor: {path: a}\nactor: {path: b}", "actor:\n  path: a\n  path: b"])
+def test_a_key_given_twice_is_refused(tmp_path, text):
+    file = tmp_path / "c.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match="line .*given twice"):
+        read_yaml(file)
+
+
+@pytest.mark.parametrize("value", [["a"], {"a": 1}, None, 5])
+def test_a_preset_name_that_is_no_text(value):
+    with pytest.raises(ConfigError, match=r"^algorithm.name: unknown preset"):
+        resolve([{"algorithm": {"name": value}}], preset_values())
+
+
+@pytest.mark.parametrize(
+    "path", ["actor.path", "ref.path", "critic.path", "reward.model_path", "data.dataset", "trainer.output_dir"]
+)
+def test_an_empty_path_is_not_the_folder_one_stands_in(path):
+    with pytest.raises(ConfigError, match=f"^{path}: .*at least 1 character"):
+        resolve([parse_override(f"{path}=")], preset_values())
+
+
+@pytest.mark.parametrize("betas", ["[2, 3]", "[1.0, 0.9]", "[0.9, -1]"])
+def test_betas_out_of_range(betas):
+    with pytest.raises(ConfigError, match=r"^actor.optim.betas.[01]: "):
+        resolve([parse_override(f"actor.optim.betas={betas}")], preset_values())

@@ -137,3 +137,25 @@ def test_paths_that_do_not_load(file, tmp_path):
 def test_weights_are_finite():
     with pytest.raises(RewardError, match="weight=nan must be a finite number"):
         RewardFunction.of(lambda prompts, responses: [], float("nan"))
+
+
+def test_a_function_that_exits_does_not_end_the_run_as_a_success():
+    def leave(prompts, responses):
+        raise SystemExit(0)
+
+    with pytest.raises(RewardError, match=r"'leave': raised SystemExit"):
+        RewardFunction.of(leave).score(PROMPTS, RESPONSES)
+
+
+def test_a_script_that_exits_on_import(tmp_path):
+    (tmp_path / "r.py").write_text("def f(p, r): ...\nraise SystemExit(0)\n")
+    with pytest.raises(RewardError, match="importing .* raised SystemExit"):
+        RewardFunction.load(f"{tmp_path / 'r.py'}:f")
+
+
+def test_an_async_function_is_refused_before_it_is_needed():
+    async def f(prompts, responses):
+        return [1.0] * len(responses)
+
+    with pytest.raises(RewardError, match="async"):
+        RewardFunction.of(f)

@@ -84,9 +84,9 @@ class FlagTable:
 
     def _resolve(self, given: argparse.Namespace) -> RunConfig:
         used = [flag for flag in self.flags if getattr(given, flag.name) is not None]
-        layers = [flag.tree(getattr(given, flag.name)) for flag in used] + [parse_override(word) for word in given.set]
         try:
-            return self.resolve(layers)
+            layers = [flag.tree(getattr(given, flag.name)) for flag in used]
+            return self.resolve(layers + [parse_override(word) for word in given.set])
         except ConfigError as e:
             for flag in used:
                 if any(str(e).startswith(f"{path}:") for path in flag.paths):

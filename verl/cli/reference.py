@@ -77,6 +77,8 @@ def show(value: Any) -> str:
 def type_text(annotation: Any) -> str:
     """`int`, `str or null`, `auto | native | transformers`, `list of str`."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:  # a type with its bounds
+        return type_text(args[0])
     if origin is Literal:
         return " | ".join(str(a) for a in args)
     if origin in (Union, types.UnionType):

@@ -10,13 +10,13 @@ from verl.config.base import Section
 class DataConfig(Section):
     """Prompts for training and for evaluation."""
 
-    dataset: str = "reasoning_gym:chain_sum?min_terms=2&max_terms=2&min_digits=1&max_digits=1"
+    dataset: str = Field("reasoning_gym:chain_sum?min_terms=2&max_terms=2&min_digits=1&max_digits=1", min_length=1)
     """Hub id (`ORG/NAME` or `ORG/NAME:CONFIG`), local file or folder (parquet, jsonl, json, csv; also .gz), or
     `reasoning_gym:TASK?key=value&key=value`.
     """
     split: str = "train"
     """Split of a hub data set or of a folder with one file per split."""
-    eval_dataset: str | None = None
+    eval_dataset: str | None = Field(None, min_length=1)
     """Evaluation prompts, as `dataset`; null: they come from `dataset`."""
     eval_split: str | None = None
     """Split that evaluation prompts come from. Null: `split` of eval_dataset, or, without one, prompts held out of

@@ -19,7 +19,16 @@ Tree = dict[str, Any]
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML with the scalars of its version 1.2: `off` and `no` are words, 1e-6 is a number."""
+    """YAML with the scalars of its version 1.2: `off` and `no` are words, 1e-6 is a number. A key stands once."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        twice = next((key for key, _ in node.value if names.count(key.value) > 1), None)
+        if twice is not None:  # YAML's own loader would keep the last one and say nothing
+            raise yaml.constructor.ConstructorError(
+                None, None, f"{twice.value} is given twice; keep one of them", twice.start_mark
+            )
+        return super().construct_mapping(node, deep)
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -45,6 +54,8 @@ def read_yaml(path: str | Path) -> Tree:
         raise ConfigError(f"{file}: no such config file; give the path of a YAML file")
     try:
         tree = _load(file.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise ConfigError(f"{file}: cannot be read ({e.strerror}); give the path of a YAML file") from e
     except (yaml.YAMLError, UnicodeDecodeError) as e:
         where = getattr(e, "problem_mark", None)
         line = f", line {where.line + 1}" if where else ""
@@ -107,7 +118,7 @@ def resolve(layers: Sequence[Mapping[str, Any]], presets: Mapping[str, Mapping[s
     name = section.get("name", "ppo") if isinstance(section, Mapping) else "ppo"
     tree: Tree = RunConfig().model_dump()
     if presets is not None:
-        if name not in presets:
+        if not isinstance(name, str) or name not in presets:
             hint = suggestion(str(name), list(presets))
             raise ConfigError(f"algorithm.name: unknown preset {name!r}{hint}; known: {', '.join(sorted(presets))}")
         tree = overlay(tree, presets[name])

