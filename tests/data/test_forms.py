@@ -1,5 +1,6 @@
 """Every row form, through files of every format."""
 
+import copy
 import json
 
 import pytest
@@ -192,3 +193,27 @@ def test_tool_calls_survive_parquet(write, load):
     (from_json,) = load(write("d.jsonl", rows)).train
     assert json.dumps(from_parquet.messages, sort_keys=True) == json.dumps(from_json.messages, sort_keys=True)
     assert from_parquet.messages[1]["tool_calls"][0]["arguments"] == {"city": "Bonn"}
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+
+
+def test_tools_as_json_are_those_of_the_list(write, load, tokenizer):
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.chat_template = "{{ tools[0].function.name }} {{ messages[0].content }}"
+    ids = [
+        load(write("d.jsonl", [{"prompt": "a", "tools": tools}]), tok=tokenizer).train[0].token_ids
+        for tools in ([TOOL], json.dumps([TOOL]))
+    ]
+    assert ids[0] == ids[1] and tokenizer.decode(ids[0]) == "f a"
+
+
+@pytest.mark.parametrize("tools", ["not json", 5, ["f"]])
+def test_tools_that_are_no_schemas(write, load, tools):
+    with pytest.raises(DataError, match="row 0: column 'tools' must hold a list of schemas"):
+        load(write("d.jsonl", [{"prompt": "a", "tools": tools}]))
+
+
+def test_rows_with_pictures_are_refused(write, load):
+    with pytest.raises(DataError, match="row 1: column 'images' is not empty"):
+        load(write("d.jsonl", [{"prompt": "a", "images": []}, {"prompt": "b", "images": ["b.png"]}]))

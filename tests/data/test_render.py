@@ -117,3 +117,27 @@ def test_template_check_knows_a_missing_bos():
         "the chat template writes no BOS, though the tokenizer puts one before plain text",
     )
     assert check_template(make_tokenizer(chat=False)) == ()
+
+
+def test_text_parts_are_rendered_as_their_text_and_null_as_nothing(tokenizer):
+    parts = [{"role": "system", "content": None}, {"role": "user", "content": [{"type": "text", "text": "a b"}]}]
+    plain = [{"role": "system"}, {"role": "user", "content": "a b"}]
+    assert tokenizer.decode(render(parts, tokenizer)) == tokenizer.decode(render(plain, tokenizer))
+    assert "None" not in Renderer(tokenizer).text(parts)
+
+
+def test_an_image_in_an_earlier_turn_is_refused(tokenizer):
+    chat = [
+        {"role": "user", "content": [{"type": "image"}]},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+    ]
+    with pytest.raises(DataError, match="text or text parts"):
+        render(chat, tokenizer)
+
+
+def test_whatever_a_template_raises_is_one_line():
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = "{{ 1 / 0 }}"
+    with pytest.raises(DataError, match="refuses this prompt"):
+        render([{"role": "user", "content": "a"}], tokenizer)

@@ -179,3 +179,25 @@ def test_hub_errors_are_one_line(load, hub):
         load("org/data:broken")
     assert "split 'train': Unknown split.; or fetch it beforehand" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ['{"prompt": "a\\ud83d b"}', '[{"prompt": "a\\ud83d b"}]'])
+def test_half_of_a_surrogate_pair_becomes_the_replacement_character(tmp_path, load, text):
+    path = tmp_path / ("d.json" if text.startswith("[") else "d.jsonl")
+    path.write_text(text)
+    (prompt,) = load(str(path)).train
+    assert prompt.text == "a\ufffd b"
+
+
+def test_json_beyond_the_stack_is_one_line(tmp_path, load):
+    path = tmp_path / "d.jsonl"
+    path.write_text('{"prompt": ' + "[" * 100_000 + "]" * 100_000 + "}")
+    with pytest.raises(DataError, match="line 1: not valid JSON"):
+        load(str(path))
+
+
+def test_csv_with_two_columns_of_one_name(tmp_path, load):
+    path = tmp_path / "d.csv"
+    path.write_text("prompt,prompt\na,b\n")
+    with pytest.raises(DataError, match="same name"):
+        load(str(path))

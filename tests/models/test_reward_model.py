@@ -102,3 +102,19 @@ def test_empty_text_and_a_refusing_template_are_one_line(tmp_path: Path) -> None
     tokenizer.save_pretrained(folder)
     with pytest.raises(ModelError, match="no system role"):
         load_reward_model(folder, FP32).score(CONVERSATIONS[1:2])
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_parts_are_read_as_text_and_null_as_nothing(tmp_path: Path, chat: bool) -> None:
+    model = load_reward_model(make_model(tmp_path / "rm", "llama", head="reward", chat=chat), FP32)
+    odd = [{"role": "system", "content": None}, {"role": "user", "content": [{"type": "text", "text": "a"}]}]
+    plain = [{"role": "system", "content": ""}, {"role": "user", "content": "a"}]
+    assert model.render(odd, "b") == model.render(plain, "b")
+    assert model.render([{"role": "user"}, *odd], "b")
+
+
+def test_a_template_that_raises_is_one_line(tmp_path: Path) -> None:
+    model = load_reward_model(make_model(tmp_path / "rm", "llama", head="reward"), FP32)
+    model.tokenizer.chat_template = "{{ 1 / 0 }}"
+    with pytest.raises(ModelError, match="refuses these messages"):
+        model.render([{"role": "user", "content": "a"}], "b")

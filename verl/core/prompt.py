@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from verl.core.errors import DataError
 
 Message = Mapping[str, Any]
 """One chat message: `role`, `content`, and whatever else a chat template reads (tool calls ...)."""
@@ -29,3 +31,17 @@ class Prompt:
     reference: Any = None
     source: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+def content_text(message: Message) -> str:
+    """The text of a message whose content is a string or a list of text parts; DataError for images and the like."""
+    content = message.get("content")
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, Sequence) and all(
+        isinstance(p, Mapping) and isinstance(p.get("text"), str) for p in content
+    ):
+        return "".join(part["text"] for part in content)
+    raise DataError(f"a message's content must be text or text parts, found {content!r:.60}")

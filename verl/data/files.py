@@ -63,6 +63,15 @@ def _object(path: Path, where: str, value: Any) -> Row:
     return value
 
 
+def _parse(text: str) -> Any:
+    """JSON, with halves of surrogate pairs (`"\\ud83d"`), which no tokenizer reads and no file takes, as U+FFFD."""
+    value = json.loads(text)
+    if "\\ud" not in text and "\\uD" not in text:
+        return value
+    whole = json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return json.loads(whole)
+
+
 def read_jsonl(path: Path) -> Iterator[Row]:
     """One object a line; blank lines are skipped."""
     with _text(path) as file:
@@ -70,9 +79,9 @@ def read_jsonl(path: Path) -> Iterator[Row]:
             if not line.strip():
                 continue
             try:
-                value = json.loads(line)
-            except json.JSONDecodeError as e:
-                raise DataError(f"{path}, line {number}: not valid JSON ({e.msg})") from e
+                value = _parse(line)
+            except (json.JSONDecodeError, RecursionError) as e:
+                raise DataError(f"{path}, line {number}: not valid JSON ({one_line(e)})") from e
             yield _object(path, f"line {number}", value)
 
 
@@ -80,9 +89,11 @@ def read_json(path: Path) -> Iterator[Row]:
     """A list of objects, or an object with exactly one list of objects in it (`{"data": [...]}`)."""
     with _text(path) as file:
         try:
-            value = json.load(file)
+            value = _parse(file.read())
         except json.JSONDecodeError as e:
             raise DataError(f"{path}, line {e.lineno}: not valid JSON ({e.msg}); one object a line is .jsonl") from e
+        except RecursionError as e:
+            raise DataError(f"{path}: not usable JSON ({one_line(e)})") from e
     if isinstance(value, dict):
         lists = [v for v in value.values() if isinstance(v, list)]
         value = lists[0] if len(lists) == 1 else value
@@ -98,6 +109,9 @@ def read_csv(path: Path) -> Iterator[Row]:
     with _text(path) as file:
         reader = csv.DictReader(file, strict=True)
         try:
+            names = list(reader.fieldnames or ())
+            if len(set(names)) < len(names):
+                raise DataError(f"{path}: two columns have the same name in the header: {', '.join(names)}")
             for row in reader:
                 if None in row or None in row.values():
                     raise DataError(f"{path}, line {reader.line_num}: more or fewer values than the header has columns")
@@ -120,7 +134,7 @@ def read_parquet(path: Path) -> Iterator[Row]:
             for batch in file.iter_batches(batch_size=1024):
                 for row in batch.to_pylist():
                     yield {key: without_nulls(value) for key, value in row.items()}
-    except pa.ArrowException as e:
+    except (pa.ArrowException, LookupError) as e:  # LookupError: a time zone that this machine does not know
         raise DataError(f"{path}: not a readable parquet file ({one_line(e)})") from e
 
 

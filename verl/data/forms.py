@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -50,7 +51,7 @@ def verl_form(row: Row) -> list[RawPrompt]:
             reference=reward.get("ground_truth"),
             source=text_cell(row, "data_source"),
             extra=extra if isinstance(extra, Mapping) else {},
-            tools=row.get("tools"),
+            tools=tools_cell(row),
         )
     ]
 
@@ -59,14 +60,14 @@ def verl_form(row: Row) -> list[RawPrompt]:
 def preference_form(row: Row) -> list[RawPrompt]:
     """`chosen, rejected`, with a `prompt` column or the prompt inside both: all before the last answer of `chosen`."""
     if row.get("prompt") is not None:
-        return [RawPrompt(chat(row["prompt"]), tools=row.get("tools"))]
+        return [RawPrompt(chat(row["prompt"]), tools=tools_cell(row))]
     chosen = cell(row, "chosen")
     messages = dialogue(chosen) if isinstance(chosen, str) else chat(chosen)
     if len(messages) < 2 or messages[-1]["role"] != "assistant":
         raise DataError(
             "column 'chosen' must end with an assistant turn after the prompt, as there is no 'prompt' column"
         )
-    return [RawPrompt(messages[:-1], tools=row.get("tools"))]
+    return [RawPrompt(messages[:-1], tools=tools_cell(row))]
 
 
 @FORMS.register("alpaca_instances", needs=("instruction", "instances"))
@@ -103,7 +104,7 @@ def question_answer_form(row: Row) -> list[RawPrompt]:
 @FORMS.register("prompt", needs=("prompt",))
 def prompt_form(row: Row) -> list[RawPrompt]:
     """`prompt`: a string or chat messages; no reference."""
-    return [RawPrompt(chat(cell(row, "prompt")), tools=row.get("tools"))]
+    return [RawPrompt(chat(cell(row, "prompt")), tools=tools_cell(row))]
 
 
 def column_form(prompt_column: str, answer_column: str | None) -> Form:
@@ -111,9 +112,22 @@ def column_form(prompt_column: str, answer_column: str | None) -> Form:
 
     def form(row: Row) -> list[RawPrompt]:
         reference = cell(row, answer_column) if answer_column else None
-        return [RawPrompt(chat(cell(row, prompt_column)), reference=reference, tools=row.get("tools"))]
+        return [RawPrompt(chat(cell(row, prompt_column)), reference=reference, tools=tools_cell(row))]
 
     return form
+
+
+def tools_cell(row: Row) -> Sequence[Any] | None:
+    """The `tools` column: a list of schemas, or that list as JSON, as data sets with one file for all tools hold it."""
+    tools = row.get("tools")
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools) if tools.strip() else None
+        except json.JSONDecodeError as e:
+            raise DataError(f"column 'tools' must hold a list of schemas, found text that is not JSON ({e.msg})") from e
+    if tools is not None and not (isinstance(tools, list) and all(isinstance(t, Mapping) for t in tools)):
+        raise DataError(f"column 'tools' must hold a list of schemas, found {tools!r:.60}")
+    return tools
 
 
 def chat(value: Any) -> tuple[Message, ...]:

@@ -14,7 +14,7 @@ from verl.data.gym import PREFIX
 from verl.data.holdout import hold_out, question_key, spread
 from verl.data.rendering import Renderer, Tokenizer, last_user_text
 from verl.data.report import DataReport
-from verl.data.rows import Rows
+from verl.data.rows import Row, Rows
 from verl.data.sources import open_rows
 from verl.data.template_check import check_template
 
@@ -102,10 +102,21 @@ def _raw_prompts(rows: Rows, cfg: DataConfig, report: DataReport) -> list[tuple[
     out = []
     for number, row in enumerate(rows.rows):
         try:
+            _refuse_media(row)
             out += [(f"{number}{raw.suffix}", raw) for raw in form(row)]
         except DataError as e:
             raise DataError(f"{rows.name}, row {number}: {e}") from e
     return out
+
+
+MEDIA = ("images", "image", "videos", "video", "audios", "audio")
+
+
+def _refuse_media(row: Row) -> None:
+    """A policy of text would answer about a picture that it never saw."""
+    column = next((c for c in MEDIA if row.get(c) not in (None, "", [], {})), None)
+    if column is not None:
+        raise DataError(f"column {column!r} is not empty, and this version trains on text alone; leave such rows out")
 
 
 def _prompts(rows: Rows, cfg: DataConfig, renderer: Renderer, report: DataReport, prefix: str = "") -> list[Prompt]:

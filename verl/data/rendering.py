@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
-from jinja2 import TemplateError
-
 from verl.core import ConfigError, DataError, Message
+from verl.core.prompt import content_text
 from verl.data.rows import one_line
 
 Tokenizer: TypeAlias = Any
@@ -42,7 +41,7 @@ class Renderer:
 
     def messages(self, chat: Sequence[Message]) -> list[dict[str, Any]]:
         """The chat with the system prompt and the examples put in."""
-        own = [dict(m) for m in chat]
+        own = [_plain(m) for m in chat]
         head = own[:1] if own and own[0]["role"] == "system" else []
         rest = own[len(head) :]
         if self.system_prompt is not None:
@@ -60,7 +59,7 @@ class Renderer:
             text = self.tokenizer.apply_chat_template(
                 messages, tools=list(tools) if tools else None, tokenize=False, add_generation_prompt=True
             )
-        except (TemplateError, TypeError) as e:
+        except Exception as e:  # a template is outside code: it may divide by zero
             raise DataError(
                 f"the chat template refuses this prompt ({one_line(e)}); "
                 "change data.system_prompt or data.examples, or set data.chat_template=off"
@@ -76,6 +75,13 @@ class Renderer:
         if self._bos is None:
             return out
         return [ids if ids[:1] == (self._bos,) else (self._bos, *ids) for ids in out]
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    """The message with text parts joined: a template for text would write a list as Python does. Null is left out."""
+    content = message.get("content")
+    joined = {} if content is None or isinstance(content, str) else {"content": content_text(message)}
+    return {key: value for key, value in message.items() if key != "content" or value is not None} | joined
 
 
 def render(
@@ -101,20 +107,6 @@ def plain_text(messages: Sequence[Message]) -> str:
         name = NAMES.get(message["role"])
         parts.append(f"{name}: {content_text(message)}" if name else content_text(message))
     return "\n\n".join([*parts, "Assistant:"])
-
-
-def content_text(message: Message) -> str:
-    """The text of a message whose content is a string or a list of parts."""
-    content = message.get("content")
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if isinstance(content, Sequence) and all(
-        isinstance(p, Mapping) and isinstance(p.get("text"), str) for p in content
-    ):
-        return "".join(part["text"] for part in content)
-    raise DataError(f"a message's content must be text or text parts, found {content!r:.60}")
 
 
 def last_user_text(messages: Sequence[Message]) -> str:

@@ -25,7 +25,7 @@ def check_template(tokenizer: Tokenizer) -> tuple[str, ...]:
         prompt = _text(tokenizer, [USER], True)
         answered = _text(tokenizer, [USER, ANSWER], False)
         longer = _text(tokenizer, [USER, ANSWER, USER], True)
-    except (TemplateError, TypeError) as e:
+    except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as e:
         return (f"the chat template refuses a plain chat: {one_line(e)}",)
     findings = []
     if not answered.startswith(prompt + ANSWER["content"]):

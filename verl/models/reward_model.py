@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jinja2 import TemplateError
 from torch import Tensor
 
 from verl.core.errors import ModelError
-from verl.core.prompt import Message
+from verl.core.prompt import Message, content_text
 from verl.models.source import ModelSource, first_line
 
 Conversation = tuple[Sequence[Message], str]
@@ -31,11 +30,11 @@ class RewardModel:
     def render(self, messages: Sequence[Message], response: str) -> str:
         """The text to score: by the model's own chat template, or prompt and response joined where it has none."""
         if not self.tokenizer.chat_template:
-            return "\n".join(str(m["content"]) for m in messages) + response
-        chat = [*(dict(m) for m in messages), {"role": "assistant", "content": response}]
+            return "\n".join(map(content_text, messages)) + response
+        chat = [*({**m, "content": content_text(m)} for m in messages), {"role": "assistant", "content": response}]
         try:
             return str(self.tokenizer.apply_chat_template(chat, tokenize=False))
-        except TemplateError as e:
+        except Exception as e:  # a template is outside code
             raise ModelError(f"{self.source.name}: the chat template refuses these messages ({first_line(e)})") from e
 
     def encode(self, text: str) -> list[int]:
