@@ -5,6 +5,7 @@ import os
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from verl.checkpoint import CheckpointStore
 from verl.core import CheckpointError
@@ -91,3 +92,23 @@ def test_manifest_lists_every_file(tmp_path) -> None:
     folder = s.save(1, STATE, {})
     files = json.loads((folder / "manifest.json").read_text())["files"]
     assert set(files) == {p.name for p in folder.iterdir()} - {"manifest.json"}
+
+
+@pytest.mark.parametrize("text", ["[]", "5", '{"files": []}', '{"files": {"a": 1}}', '{"files": {"a": {}}}'])
+def test_a_manifest_that_is_json_but_none(tmp_path, text) -> None:
+    s, said = store(tmp_path)
+    s.save(1, STATE, {})
+    (s.folder(1) / "manifest.json").write_text(text)
+    assert s.newest() is None and len(said) == 1
+
+
+def test_a_full_disk_met_by_the_tensor_file(tmp_path, monkeypatch) -> None:
+    def full(*args, **kwargs):
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    s, _ = store(tmp_path)
+    s.save(1, STATE, {})
+    monkeypatch.setattr("verl.checkpoint.store.save_file", full)
+    with pytest.raises(CheckpointError, match="No space left"):
+        s.save(2, STATE, {})
+    assert s.steps() == [1] and not list(s.root.glob(".writing-*"))

@@ -1,5 +1,7 @@
 """The command `verl`: what it prints, and its exit codes."""
 
+import errno
+import os
 import subprocess
 import sys
 import types
@@ -149,3 +151,14 @@ def test_dry_run_trains_nothing(
     assert main(["train", "trainer.seed=3", "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert "seed: 3" in out and out.endswith("sizes of seed 3\n") and trainer.configs == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+def test_a_full_disk_is_one_line(capsys: pytest.CaptureFixture[str], number: int) -> None:
+    def write() -> int:
+        raise OSError(number, os.strerror(number), "out/metrics.jsonl")
+
+    assert run_main(write) == 2
+    assert capsys.readouterr().err == f"error: out/metrics.jsonl: {os.strerror(number)}; what was written before " + (
+        "stays, go on with --resume\n"
+    )

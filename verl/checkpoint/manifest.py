@@ -37,15 +37,16 @@ def verify(folder: Path) -> dict[str, Any]:
     try:
         manifest = json.loads((folder / NAME).read_text(encoding="utf-8"))
         files = manifest["files"].items()
-    except (OSError, ValueError, KeyError, AttributeError) as e:
+        sizes = {name: (want["bytes"], want["sha256"]) for name, want in files}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         raise CheckpointError(f"{folder}: no readable {NAME} ({type(e).__name__})") from e
-    for name, want in files:
+    for name, (size, sha256) in sizes.items():
         path = folder / name
         if not path.is_file():
             raise CheckpointError(f"{path}: missing from the checkpoint")
-        if path.stat().st_size != want["bytes"]:
-            raise CheckpointError(f"{path}: {path.stat().st_size} bytes, the manifest says {want['bytes']}")
-        if file_hash(path) != want["sha256"]:
+        if path.stat().st_size != size:
+            raise CheckpointError(f"{path}: {path.stat().st_size} bytes, the manifest says {size}")
+        if file_hash(path) != sha256:
             raise CheckpointError(f"{path}: damaged (its hash is not the manifest's)")
     return dict(manifest)
 

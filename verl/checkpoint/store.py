@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from verl.checkpoint import manifest
@@ -39,11 +39,11 @@ class CheckpointStore:
 
         A kill at any moment leaves the earlier checkpoints as they were.
         """
-        self.root.mkdir(parents=True, exist_ok=True)
         work, final = self.root / f".writing-{step:06d}", self.folder(step)
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir()
         try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(work, ignore_errors=True)
+            work.mkdir()
             for name, tree in state.items():
                 tensors, plain = split(tree)
                 if tensors:
@@ -51,7 +51,7 @@ class CheckpointStore:
                 (work / f"{name}.json").write_text(json.dumps(plain), encoding="utf-8")
             manifest.write(work, {**about, "step": step, "components": sorted(state)})
             manifest.fsync_tree(work)
-        except OSError as e:
+        except (OSError, SafetensorError) as e:  # a full disk is either, by which file it meets
             shutil.rmtree(work, ignore_errors=True)
             raise CheckpointError(f"{final}: cannot write the checkpoint ({e}); earlier ones are untouched") from e
         if final.exists():

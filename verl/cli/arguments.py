@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import io
 import os
 import select
@@ -12,6 +13,9 @@ from typing import Any, NoReturn
 
 from verl.core.errors import ConfigError, VerlError
 from verl.core.registry import suggestion
+
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""Faults of the disk that the user can mend, whichever file meets them."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -48,13 +52,17 @@ def run_main(main: Callable[[], int]) -> int:
     except VerlError as e:
         print("error: " + " ".join(str(e).split()), file=sys.stderr)
         return 2
+    except OSError as e:
+        if isinstance(e, BrokenPipeError) and _reader_has_gone():
+            return 141  # as the shell reports SIGPIPE
+        if e.errno not in DISK:
+            raise
+        where = f"{e.filename}: " if e.filename else ""
+        print(f"error: {where}{e.strerror}; what was written before stays, go on with --resume", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        if not _reader_has_gone():
-            raise
-        return 141  # as the shell reports SIGPIPE
 
 
 def _reader_has_gone() -> bool:

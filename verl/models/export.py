@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -50,9 +51,9 @@ def export(
         policy.source.tokenizer().save_pretrained(draft)
         policy.source.generation_config().save_pretrained(draft)
         _replace(draft, folder)
-    except OSError as e:
+    except (OSError, SafetensorError) as e:  # a full disk is either, by which file it meets
         raise ModelError(
-            f"{folder}: the model cannot be written ({e.strerror or e}); check space and permissions"
+            f"{folder}: the model cannot be written ({getattr(e, 'strerror', None) or e}); check space and permissions"
         ) from e
     finally:
         shutil.rmtree(draft, ignore_errors=True)

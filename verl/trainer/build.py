@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,7 @@ from verl.models.source import ModelSource, resolve
 from verl.rewards.build import build_rewards
 from verl.rewards.composer import RewardComposer
 from verl.rewards.functions import RewardFunction
-from verl.trainer.evaluate import Evaluator
+from verl.trainer.evaluate import Evaluator, evaluation_params
 from verl.trainer.folder import RunFolder
 from verl.trainer.log import LogHook
 from verl.trainer.loop import Roles, Trainer
@@ -32,7 +33,7 @@ from verl.trainer.resume import CheckpointHook, identity
 from verl.trainer.reward import RewardScorer
 from verl.trainer.source import OnDemandSource
 from verl.utils.console import RunConsole
-from verl.utils.tracking.tracker import Tracker, check_sinks
+from verl.utils.tracking.tracker import Tracker, check_installed, check_sinks
 from verl.weights.publisher import InProcessPublisher
 from verl.workers.actor import ActorWorker
 from verl.workers.critic import CriticWorker
@@ -74,6 +75,30 @@ def check_training_law(cfg: RunConfig) -> None:
         raise ConfigError("rollout.sampling.temperature: training needs samples that differ; set it above 0, such as 1")
 
 
+def check_outputs(cfg: RunConfig) -> None:
+    """What the run writes, and where: a sink that is missing, or a folder that something is read from."""
+    check_sinks(cfg.trainer.sinks)
+    check_installed(cfg.trainer.sinks)
+    if cfg.trainer.resume and cfg.trainer.overwrite:
+        raise ConfigError("trainer.resume: cannot go on with a run that trainer.overwrite removes; keep one of them")
+    out = os.path.expanduser(cfg.trainer.output_dir)
+    read = {
+        "actor.path": cfg.actor.path,
+        "ref.path": cfg.ref.path,
+        "critic.path": cfg.critic.path,
+        "reward.model_path": cfg.reward.model_path,
+        "data.dataset": cfg.data.dataset,
+        "data.eval_dataset": cfg.data.eval_dataset,
+    }
+    for key, path in read.items():
+        folder = os.path.expanduser(path or "")
+        if os.path.isdir(folder) and os.path.isdir(out) and os.path.samefile(folder, out):
+            raise ConfigError(
+                f"trainer.output_dir: {out} is also {key}, and the run would replace what it reads there; "
+                "choose another folder with --output_dir"
+            )
+
+
 def pick_device(cfg: RunConfig) -> str:
     wanted = cfg.trainer.device
     if wanted == "cuda" and not torch.cuda.is_available():
@@ -86,6 +111,9 @@ def pick_device(cfg: RunConfig) -> str:
 def read_inputs(cfg: RunConfig, functions: Sequence[tuple[RewardFn, float]] = ()) -> Inputs:
     """Everything that can fail without a model."""
     check_training_law(cfg)
+    check_outputs(cfg)
+    rollout.check(cfg.rollout.backend, cfg.model.implementation)
+    evaluation_params(cfg)
     algorithm = Algorithm(cfg)
     source = resolve(cfg.actor.path, cfg.model.trust_remote_code)
     tokenizer = source.tokenizer()
@@ -102,20 +130,20 @@ def build(cfg: RunConfig, console: RunConsole, functions: Sequence[tuple[RewardF
     The output folder is left as it was until everything that may fail has been read, loaded and accepted.
     """
     inputs = read_inputs(cfg, functions)
-    check_sinks(cfg.trainer.sinks)
     folder = RunFolder(cfg.trainer.output_dir)
+    if not cfg.trainer.resume:
+        folder.check()
     for line in inputs.data.report.lines():
         console.info(line)
     trainer, worker = _trainer(cfg, inputs, console)
     store = CheckpointStore(folder.checkpoints, cfg.trainer.keep_checkpoints, console.warn)
     checkpoints = CheckpointHook(cfg, store, identity(cfg, inputs.data.fingerprint), console)
-    if cfg.trainer.resume:
-        checkpoints.resume(trainer)
-    elif said := folder.begin(cfg.trainer.overwrite):
+    resumed = cfg.trainer.resume and checkpoints.resume(trainer)
+    if not resumed and (said := folder.begin(cfg.trainer.overwrite)):
         console.info(said)
     folder.write_config(cfg)
     name = cfg.trainer.run_name or folder.root.resolve().name
-    tracker = Tracker(cfg.trainer.sinks, folder.root, name, cfg.model_dump(mode="json"), resume=cfg.trainer.resume)
+    tracker = Tracker(cfg.trainer.sinks, folder.root, name, cfg.model_dump(mode="json"), resume=resumed)
     evaluator = Evaluator(cfg, inputs.data.eval, worker, trainer.reward, folder, console) if inputs.data.eval else None
     trainer.hooks = [LogHook(cfg, tracker, console, evaluator, pick_device(cfg)), checkpoints]
     return Run(trainer, folder, tracker)

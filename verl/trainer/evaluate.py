@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from verl.config.run import RunConfig
+from verl.core.errors import ConfigError
 from verl.core.generation import SamplingParams
 from verl.core.prompt import Prompt
 from verl.core.trajectory import Trajectory
@@ -21,6 +22,11 @@ def evaluation_params(cfg: RunConfig) -> SamplingParams:
     """The law of evaluation samples."""
     s = cfg.eval.sampling
     longest = cfg.eval.max_response_tokens or cfg.rollout.max_response_tokens
+    if s.min_tokens > longest:
+        raise ConfigError(
+            f"eval.sampling.min_tokens: {s.min_tokens} is more than the {longest} tokens of the longest response "
+            "(eval.max_response_tokens, else rollout.max_response_tokens)"
+        )
     return SamplingParams(s.temperature, s.top_p, s.top_k, longest, s.min_tokens)
 
 

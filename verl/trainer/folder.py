@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 from pathlib import Path
@@ -13,30 +14,46 @@ from verl.core.errors import ConfigError
 
 OWN = ("config.yaml", "metrics.jsonl", "samples", "checkpoints", "tensorboard")
 SINKS = ("wandb", "wandb_run_id.txt", "mlflow_run_id.txt", "mlflow.db")
-MODEL = ("config.json", "generation_config.json", "chat_template.jinja")
-MODEL_PATTERNS = (
-    "*.safetensors",
-    "*.safetensors.index.json",
-    "tokenizer*",
+MODEL = (
+    "config.json",
+    "generation_config.json",
+    "chat_template.jinja",
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
     "special_tokens_map.json",
-    "vocab*",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
     "merges.txt",
 )
+SHARDS = "model-*-of-*.safetensors"
+SECTIONS = {"actor", "rollout", "trainer"}
 
 
 class RunFolder:
-    """root: trainer.output_dir. Made writable or refused at once, before any model loads."""
+    """root: trainer.output_dir. Made writable or refused at once, before any model loads.
+
+    One process at a time: the system frees the lock when the process ends, however it ends.
+    """
 
     def __init__(self, root: str | Path):
-        self.root = Path(root)
+        self.root = Path(root).expanduser()
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            probe = self.root / ".write-test"
-            probe.write_text("")
-            probe.unlink()
-        except OSError as e:
+            self._lock = (self.root / ".lock").open("a")
+            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as e:
             raise ConfigError(
-                f"trainer.output_dir: cannot write to {self.root} ({e.strerror or e}); choose another with --output_dir"
+                f"trainer.output_dir: another run is going on in {self.root}; wait for its end, or choose another "
+                "folder with --output_dir"
+            ) from e
+        except (OSError, ValueError) as e:  # ValueError: a null character in the name
+            why = getattr(e, "strerror", None) or e
+            raise ConfigError(
+                f"trainer.output_dir: cannot write to {self.root} ({why}); choose another with --output_dir"
             ) from e
 
     @property
@@ -48,17 +65,35 @@ class RunFolder:
         return self.root / "samples"
 
     def entries(self) -> list[Path]:
-        """Files and folders here that a run makes; nothing else in the folder is ever touched."""
-        found = [self.root / name for name in OWN + SINKS + MODEL if (self.root / name).exists()]
-        return found + sorted(p for pattern in MODEL_PATTERNS for p in self.root.glob(pattern))
+        """Files and folders here that a run makes, its config last; nothing else in the folder is ever touched."""
+        found = [self.root / name for name in SINKS + MODEL + OWN[::-1] if (self.root / name).exists()]
+        return sorted(self.root.glob(SHARDS)) + found
+
+    def holds_run(self) -> bool:
+        """Whether the config.yaml here is one that a run wrote."""
+        try:
+            tree = yaml.safe_load((self.root / "config.yaml").read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError):
+            return False
+        return isinstance(tree, dict) and tree.keys() >= SECTIONS
+
+    def check(self) -> None:
+        """ConfigError where files of a run's names are no run's: a model of the user's, or another program's files."""
+        old = self.entries()
+        if old and not self.holds_run():
+            raise ConfigError(
+                f"trainer.output_dir: {self.root} holds {old[0].name}, which no run made and this one would replace; "
+                "choose another folder with --output_dir"
+            )
 
     def begin(self, overwrite: bool) -> str | None:
         """Make room for a new run. An earlier one is moved into `previous-N/` here, or removed when overwrite is set.
 
         Returns a line that says so, or None where there was none.
         """
+        self.check()
         old = self.entries()
-        if not any(p.name in OWN for p in old):
+        if not old:
             return None
         if overwrite:
             for path in old:
@@ -77,7 +112,9 @@ class RunFolder:
 
     def write_config(self, cfg: RunConfig) -> None:
         text = yaml.safe_dump(cfg.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-        (self.root / "config.yaml").write_text(text, encoding="utf-8")
+        draft = self.root / ".config.yaml.tmp"
+        draft.write_text(text, encoding="utf-8")
+        os.replace(draft, self.root / "config.yaml")
 
     def staging(self) -> Path:
         """A folder to export into."""

@@ -25,8 +25,8 @@ class CheckpointHook(Hook):
             self.console.phase("checkpoint")
             self.store.save(result.step, trainer.state(), self.about)
 
-    def resume(self, trainer: Trainer) -> None:
-        """Restore the newest whole checkpoint, or say that there is none and start at step 0."""
+    def resume(self, trainer: Trainer) -> bool:
+        """Restore the newest whole checkpoint. False, and a line that says so, where there is none yet."""
         found = self.store.newest()
         if found is None:
             if self.store.steps():
@@ -34,11 +34,12 @@ class CheckpointHook(Hook):
                     f"{self.store.root}: no checkpoint is whole; start afresh without --resume (this one is kept aside)"
                 )
             self.console.info(f"no checkpoint in {self.store.root} yet: starting from step 0")
-            return
+            return False
         step, manifest = found
         refuse_other_run(manifest, self.about, self.store.folder(step))
         trainer.load_state(self.store.load(step))
         self.console.info(f"Resuming from {self.store.folder(step)}")
+        return True
 
 
 MAY_CHANGE = (
@@ -63,6 +64,8 @@ def identity(cfg: RunConfig, data: str) -> dict[str, Any]:
 
 def refuse_other_run(manifest: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
     """CheckpointError naming the first setting that differs from the one the checkpoint was made under."""
+    if not isinstance(manifest.get("config"), dict) or "data" not in manifest:
+        raise CheckpointError(f"{folder}: its manifest does not say which run made it; start afresh without --resume")
     then, here = dict(_flat(manifest["config"])), dict(_flat(now["config"]))
     for path in sorted(then.keys() | here.keys()):
         if then.get(path) != here.get(path):

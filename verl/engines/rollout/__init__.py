@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from verl.config.loader import check
+from verl.config.loader import check as check_config
 from verl.config.models import ModelConfig
 from verl.config.rollout import RolloutConfig
 from verl.core import Registry, RolloutError
@@ -17,6 +17,11 @@ from verl.core import Registry, RolloutError
 if TYPE_CHECKING:
     from verl.engines.rollout.base import Engine
 
+_NOT_NATIVE = (
+    "rollout.backend=native needs a model that verl's own decoder runs, and this one runs on transformers; "
+    "set rollout.backend=hf (or model.implementation=native where the architecture is known)"
+)
+_NO_VLLM = "rollout.backend=vllm is not part of this version of verl; set rollout.backend to native or hf"
 BACKENDS: Registry[Any] = Registry("rollout backend")
 
 
@@ -32,10 +37,7 @@ def _native(
     from verl.engines.rollout.native import NativeEngine
 
     if policy.implementation != "native":
-        raise RolloutError(
-            "rollout.backend=native needs a model that verl's own decoder runs, and this one runs on transformers; "
-            "set rollout.backend=hf (or model.implementation=native where the architecture is known)"
-        )
+        raise RolloutError(_NOT_NATIVE)
     return NativeEngine(
         policy,
         eos_token_ids,
@@ -58,7 +60,16 @@ def _hf(
 @BACKENDS.register("vllm")
 def _vllm(policy: Any, eos_token_ids: tuple[int, ...], **options: Any) -> Engine:
     """vLLM; not part of this version."""
-    raise RolloutError("rollout.backend=vllm is not part of this version of verl; set rollout.backend to native or hf")
+    raise RolloutError(_NO_VLLM)
+
+
+def check(backend: str, implementation: str) -> None:
+    """Refuse, without a model, what `attach` would refuse with one. implementation: model.implementation."""
+    known = BACKENDS[backend]
+    if known.name == "vllm":
+        raise RolloutError(_NO_VLLM)
+    if known.name == "native" and implementation == "transformers":
+        raise RolloutError(_NOT_NATIVE)
 
 
 def load(backend: str, model_path: Any, dtype: str = "bfloat16", device: str = "auto", **options: Any) -> Engine:
@@ -78,7 +89,9 @@ def load(backend: str, model_path: Any, dtype: str = "bfloat16", device: str = "
     from verl.models.load import load_policy
 
     implementation = "transformers" if backend == "hf" else "native"
-    cfg = check(ModelConfig, {"implementation": implementation, "dtype": dtype, "trust_remote_code": remote_code})
+    cfg = check_config(
+        ModelConfig, {"implementation": implementation, "dtype": dtype, "trust_remote_code": remote_code}
+    )
     policy = load_policy(model_path, cfg, _device(device))
     return entry.fn(policy, policy.source.eos_token_ids, **options)
 
@@ -117,4 +130,4 @@ def _device(name: str) -> Any:
     return torch.device(known[name])
 
 
-__all__ = ["BACKENDS", "attach", "load"]
+__all__ = ["BACKENDS", "attach", "check", "load"]

@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from verl.core.errors import CheckpointError
 from verl.utils.tracking.base import Start
 
 FILE = "metrics.jsonl"
@@ -23,8 +24,11 @@ def read_metrics(file: str | Path) -> list[dict[str, float]]:
 
 
 def _rows(file: Path) -> list[dict[str, float]]:
-    lines = file.read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines[:-1] if line]  # what follows the last newline is torn or nothing
+    lines = file.read_text(encoding="utf-8", errors="replace").split("\n")
+    try:
+        return [json.loads(line) for line in lines[:-1] if line]  # what follows the last newline is torn or nothing
+    except json.JSONDecodeError as e:
+        raise CheckpointError(f"{file}: a line is not JSON ({e.msg}); restore the file, or move it away") from e
 
 
 def _number(value: float) -> float | str:

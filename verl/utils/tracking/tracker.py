@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from verl.core.errors import ConfigError
+from verl.core.errors import ConfigError, MissingDependency
 from verl.core.registry import suggestion
 from verl.utils.tracking.base import Sink, Start
 
@@ -80,3 +82,12 @@ def check_sinks(sinks: Sequence[str]) -> None:
         if name not in SINKS:
             hint = suggestion(name, list(SINKS))
             raise ConfigError(f"trainer.sinks: unknown sink {name!r}{hint}; known: {', '.join(SINKS)}")
+
+
+def check_installed(sinks: Sequence[str]) -> None:
+    """MissingDependency for the first sink whose library is not there; each but jsonl has the name of its library."""
+    for name in sinks:
+        if name != "jsonl" and name not in sys.modules and importlib.util.find_spec(name) is None:
+            raise MissingDependency(
+                f"trainer.sinks: {name} is not installed; run: pip install {name} (or leave it out of trainer.sinks)"
+            )
