@@ -19,6 +19,7 @@ from verl.engines.train.micro_batches import split
 from verl.engines.train.schedule import lr_at
 from verl.models.load import load_policy
 from verl.models.logprobs import token_logprobs
+from verl.models.packed import PackedInput
 from verl.workers.update_plan import UpdatePlan
 
 
@@ -104,6 +105,25 @@ def test_micro_batches_hold_every_sequence_once(limit: int, share: bool) -> None
     if not share:
         for part in cut:
             assert len(part) == 1 or int(batch.lengths[part].sum()) <= limit
+
+
+def test_micro_batches_count_at_least_what_is_packed() -> None:
+    """A group may hold several prompts, and prompts of other groups may begin alike: never more tokens than allowed."""
+    head = list(range(30, 50))
+    prompts = [[*head, g, k % 2] for g in range(4) for k in range(4)]
+    seqs = [[*p, *range(100 + i, 104 + i)] for i, p in enumerate(prompts)]
+    batch = Batch(
+        cumulative(torch.tensor([len(s) for s in seqs])),
+        {
+            "token_ids": torch.tensor([t for s in seqs for t in s]),
+            "loss_mask": torch.tensor(([0] * 22 + [1] * 4) * 16, dtype=torch.bool),
+            "group_id": torch.tensor([g for g in range(4) for _ in range(4)]),
+        },
+    )
+    for limit in (30, 31, 60, 100, 1000):
+        for part in split(batch, limit, True):
+            assert len(PackedInput.of(batch.take(part), True).token_ids) <= limit
+    assert [len(part) for part in split(batch, 30, True)] == [2] * 8
 
 
 def test_infer_gives_each_row_its_own_value_however_it_is_cut(folder) -> None:

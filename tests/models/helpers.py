@@ -42,6 +42,32 @@ def ragged_batch(seed: int = 0, vocab: int = 290) -> Batch:
     return batch_of(seqs, masks, [0, 1, 0, 2, 0, 3, 4, 1])
 
 
+def family_batch(seed: int = 0, vocab: int = 290) -> Batch:
+    """Groups whose prompts begin alike: two go on after 20 common tokens (of which one prompt ends in the middle of the
+    other), one is exactly those 20, one belongs to them for 9 tokens; an unlike one; a group without rows; a sequence
+    whose first token was sampled; prompts of two groups that are the same; equal samples. No token 0: transformers
+    gives the embedding of padding no gradient."""
+    g = torch.Generator().manual_seed(seed)
+
+    def draw(n: int) -> list[int]:
+        return torch.randint(1, vocab, (n,), generator=g).tolist()
+
+    root = draw(20)
+    long = root + draw(15)
+    prompts = [long, root + draw(6), long[:28], root, root[:9] + draw(4), draw(13), root + draw(3), [], root]
+    seqs, masks, groups = [], [], []
+    for group, prompt in enumerate(prompts):
+        for _ in range(3):
+            response = draw(int(torch.randint(1, 9, (1,), generator=g)))
+            seqs.append(prompt + response)
+            masks.append([0] * len(prompt) + [int(group != 6)] * len(response))
+            groups.append(group)
+    seqs.append(list(seqs[0]))
+    masks.append(list(masks[0]))
+    groups.append(0)
+    return batch_of(seqs, masks, groups)
+
+
 def rows_of(batch: Batch) -> torch.Tensor:
     """[T] bool: sampled and not the first of its sequence."""
     rows = batch["loss_mask"].clone()

@@ -24,16 +24,14 @@ def paths(blocks: list[Block]) -> list[list[int]]:
     """For each packed token, the packed tokens from the root of its tree to itself."""
     out = []
     for block in blocks:
-        trunk: list[int] = []
-        for i in range(block.start, block.start + block.prompt):
-            trunk = [*trunk, i]
-            out.append(trunk)
-        at = block.start + block.prompt
-        for size in block.branches:
-            path = trunk
+        at, trunks = block.start, list[list[int]]()
+        follows = [None, *(block.follows or [0] * len(block.branches))]
+        for size, above in zip((block.prompt, *block.branches), follows, strict=True):
+            path = [] if above is None else trunks[above]
             for i in range(at, at + size):
                 path = [*path, i]
                 out.append(path)
+            trunks.append(path)
             at += size
     return out
 
@@ -50,25 +48,41 @@ def loop_attention(blocks: list[Block], q: Tensor, k: Tensor, v: Tensor, window:
     return out
 
 
-def blocks_of(shapes: list[tuple[int, list[int]]]) -> list[Block]:
+Tree = tuple[int, list["Tree"]]
+
+
+def blocks_of(trees: list[Tree]) -> list[Block]:
     blocks, start = [], 0
-    for prompt, branches in shapes:
-        blocks.append(Block(start, prompt, tuple(branches)))
+    for tree in trees:
+        (_, prompt), *rest = _preorder(tree, 0, 0)
+        blocks.append(Block(start, prompt, tuple(n for _, n in rest), tuple(above for above, _ in rest)))
         start += blocks[-1].length
     return blocks
 
 
-SHAPES = st.lists(
-    st.tuples(st.integers(1, 14), st.one_of(st.just([]), st.lists(st.integers(0, 12), min_size=2, max_size=5))),
+def _preorder(tree: Tree, above: int, number: int) -> list[tuple[int, int]]:
+    """(number of the node above, tokens) of each node."""
+    out = [(above, tree[0])]
+    for child in tree[1]:
+        out += _preorder(child, number, number + len(out))
+    return out
+
+
+TREES = st.lists(
+    st.recursive(
+        st.tuples(st.integers(1, 9), st.just([])),
+        lambda below: st.tuples(st.integers(0, 9), st.lists(below, min_size=1, max_size=4)),
+        max_leaves=7,
+    ),
     min_size=1,
-    max_size=5,
+    max_size=3,
 )
 
 
 @settings(max_examples=40, deadline=None)
-@given(SHAPES, st.sampled_from([None, 1, 3, 9]))
-def test_attention_over_any_tree_is_the_loop(shapes: list[tuple[int, list[int]]], window: int | None) -> None:
-    blocks = blocks_of(shapes)
+@given(TREES, st.sampled_from([None, 1, 3, 9]))
+def test_attention_over_any_tree_is_the_loop(trees: list[Tree], window: int | None) -> None:
+    blocks = blocks_of(trees)
     size = sum(b.length for b in blocks)
     g = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(size, heads, 4, generator=g, dtype=torch.float64) for heads in (4, 2, 2))
@@ -92,6 +106,16 @@ def test_long_branches_are_attended_apart_and_short_ones_as_one_square() -> None
     assert sorted((tuple(b.query.shape), tuple(b.key.shape)) for b in long.buckets) == [
         ((1, 20), (1, 20)),
         ((8, 30), (8, 50)),
+    ]
+
+
+def test_a_tree_of_prompts_is_cut_below_its_root() -> None:
+    """16 prompts of 94 tokens that begin with the same 80, each with short samples: no square over everything."""
+    follows = tuple(n for g in range(16) for n in (0, *[1 + 4 * g] * 3))
+    plan = Plan.of([Block(0, 80, (14, 2, 2, 1) * 16, follows)])
+    assert sorted((tuple(b.query.shape), tuple(b.key.shape), b.causal) for b in plan.buckets) == [
+        ((1, 80), (1, 80), True),
+        ((16, 19), (16, 99), False),
     ]
 
 
@@ -121,9 +145,71 @@ def test_a_shared_prompt_appears_once_and_unneeded_tokens_not_at_all() -> None:
     assert alone.token_ids.tolist() == [7, 8, 9, 1, 7, 8, 9, 7, 8, 9, 4, 7, 8]
 
 
-def test_other_groups_do_not_share() -> None:
-    batch = batch_of([[1, 2, 3], [1, 2, 4]], [[0, 0, 1]] * 2, [0, 1])
-    assert PackedInput.of(batch, share_prompt=True).token_ids.tolist() == [1, 2, 1, 2]
+def test_prompts_of_other_groups_share_what_they_begin_with() -> None:
+    """A tree of three levels: 9 tokens of all, 8 more of two prompts (one ends there), samples."""
+    root, more = list(range(100, 109)), list(range(200, 208))
+    prompts = [[*root, *more, 1], [*root, 2], [*root, *more], [*root, 2], [7, 7], [7, 7]]
+    batch = batch_of(
+        [[*prompt, 50 + i, 60] for i, prompt in enumerate(prompts)],
+        [[0] * len(prompt) + [1, 1] for prompt in prompts],
+        [0, 1, 2, 1, 3, 4],
+    )
+    packed = PackedInput.of(batch, share_prompt=True)
+    assert packed.blocks == (Block(0, 9, (8, 2, 1, 1, 1, 1), (0, 1, 1, 0, 4, 4)), Block(23, 2, (1, 1)))
+    assert packed.token_ids.tolist() == [*root, *more, 1, 50, 52, 2, 51, 53, 7, 7, 54, 55]
+
+
+def test_short_or_slight_beginnings_are_not_shared() -> None:
+    def inputs(head: int, rest: int) -> int:
+        seqs = [[*range(head), 100 + i, *[5] * rest, 6] for i in range(3)]
+        return len(
+            PackedInput.of(batch_of(seqs, [[0] * (head + 1 + rest) + [1] for _ in seqs], [0, 1, 2]), True).blocks
+        )
+
+    assert [inputs(7, 3), inputs(8, 3), inputs(8, 40), inputs(8, 60)] == [3, 1, 1, 3]
+
+
+def test_a_slight_beginning_hides_no_longer_one() -> None:
+    """Two families of prompts, unlike after 10 tokens: the 10 are worth nothing beside the 100 of each family."""
+    start = list(range(10))
+    seqs = [[*start, *[f] * 200, *[10 + f] * 200, 20 + i, *[30 + i] * 180, 1] for f in (1, 2) for i in (0, 1)]
+    batch = batch_of(seqs, [[0] * (len(s) - 1) + [1] for s in seqs], [0, 1, 2, 3])
+    packed = PackedInput.of(batch, share_prompt=True)
+    assert [(b.prompt, b.branches) for b in packed.blocks] == [(410, (181, 181))] * 2
+
+
+def test_equal_samples_of_a_prompt_are_one_branch() -> None:
+    batch = batch_of([[3, 4, 5, 6], [3, 4, 5, 7], [3, 4, 8, 6]], [[0, 0, 1, 1]] * 3, [0] * 3)
+    packed = PackedInput.of(batch, share_prompt=True)
+    assert packed.token_ids.tolist() == [3, 4, 5, 8] and packed.blocks == (Block(0, 2, (1, 1)),)
+    assert packed.pred.tolist() == [1, 2, 1, 2, 1, 3] and packed.target.tolist() == [5, 6, 5, 7, 8, 6]
+
+
+TOKENS = st.lists(st.integers(0, 1), min_size=0, max_size=3)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 40), TOKENS, st.integers(0, 30), TOKENS), min_size=1, max_size=10),
+    st.booleans(),
+)
+def test_every_row_sees_exactly_its_own_sequence(
+    parts: list[tuple[int, list[int], int, list[int]]], share: bool
+) -> None:
+    """Whatever is shared: the path of the token that predicts a row spells the tokens before the row."""
+    prompts = [[2] * a + b + [3] * c for a, b, c, _ in parts]
+    seqs = [p + d + [4] for p, (_, _, _, d) in zip(prompts, parts, strict=True)]
+    masks = [[0] * len(p) + [1] * (len(s) - len(p)) for p, s in zip(prompts, seqs, strict=True)]
+    batch = batch_of(seqs, masks, list(range(len(seqs))))
+    packed = PackedInput.of(batch, share)
+    assert packed.where.sort().values.tolist() == rows_of(batch).nonzero().flatten().tolist()
+    path, seq = paths(list(packed.blocks)), batch.seq_of_token.tolist()
+    for row, pred in zip(packed.where.tolist(), packed.pred.tolist(), strict=True):
+        start = int(batch.cu_seqlens[seq[row]])
+        assert packed.token_ids[path[pred]].tolist() == batch["token_ids"][start:row].tolist()
+        assert packed.position_ids[path[pred]].tolist() == list(range(row - start))
+    again = PackedInput.of(batch, share)
+    assert again.blocks == packed.blocks and torch.equal(again.token_ids, packed.token_ids)
 
 
 @pytest.mark.parametrize("share", [False, True])

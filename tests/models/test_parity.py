@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.models.helpers import BF16, FP32, HF, ragged_batch, reference_logprobs
+from tests.models.helpers import BF16, FP32, HF, family_batch, ragged_batch, reference_logprobs
 from tests.tiny import SHAPES, make_model
+from verl.core.batch import Batch
 from verl.models.load import load_policy
 from verl.models.logprobs import token_logprobs
 from verl.models.packed import PackedInput
+from verl.models.value import ValueModel
 
+MakeBatch = Callable[..., Batch]
 ROPES = {
     "linear": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0},
     "dynamic": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0},
@@ -48,13 +52,13 @@ def test_packed_and_shared_logprobs_are_those_of_transformers(tmp_path: Path, fa
     folder = make_model(tmp_path / "m", family, **options)
     reference = AutoModelForCausalLM.from_pretrained(folder).eval()
     policy = load_policy(folder, FP32)
-    batch = ragged_batch()
-    with torch.no_grad():
-        want = reference_logprobs(reference, batch, 0.7)
-        for share in (False, True):
-            got, _ = token_logprobs(policy, PackedInput.of(batch, share), 0.7)
-            torch.testing.assert_close(got, want, atol=1e-4, rtol=0)
-    assert want.abs().max() > 1
+    for batch in (ragged_batch(), family_batch()):
+        with torch.no_grad():
+            want = reference_logprobs(reference, batch, 0.7)
+            for share in (False, True):
+                got, _ = token_logprobs(policy, PackedInput.of(batch, share), 0.7)
+                torch.testing.assert_close(got, want, atol=1e-4, rtol=0)
+        assert want.abs().max() > 1
     assert policy.decoder.config.num_params() == sum(p.numel() for p in reference.parameters())
 
 
@@ -72,11 +76,12 @@ def test_padded_transformers_is_the_same_law(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", SHAPES)
 @pytest.mark.parametrize("share", [False, True])
-def test_gradients_are_those_of_transformers(tmp_path: Path, family: str, share: bool) -> None:
+@pytest.mark.parametrize("make_batch", [ragged_batch, family_batch])
+def test_gradients_are_those_of_transformers(tmp_path: Path, family: str, share: bool, make_batch: MakeBatch) -> None:
     folder = make_model(tmp_path / "m", family)
     reference = AutoModelForCausalLM.from_pretrained(folder).eval()
     policy = load_policy(folder, FP32)
-    batch = ragged_batch()
+    batch = make_batch()
     weight = torch.randn(batch.num_tokens, generator=torch.Generator().manual_seed(1))
     (reference_logprobs(reference, batch, 0.7) * weight).sum().backward()
     (token_logprobs(policy, PackedInput.of(batch, share), 0.7)[0] * weight).sum().backward()
@@ -87,20 +92,35 @@ def test_gradients_are_those_of_transformers(tmp_path: Path, family: str, share:
         torch.testing.assert_close(param.grad, want[name].grad, atol=1e-5 * float(scale), rtol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("family", SHAPES)
-def test_sharing_the_prompt_changes_no_gradient(tmp_path: Path, family: str) -> None:
-    policy = load_policy(make_model(tmp_path / "m", family), FP32).double()
-    batch = ragged_batch(seed=3)
+@pytest.mark.parametrize("make_batch", [ragged_batch, family_batch])
+def test_sharing_changes_no_value_and_no_gradient(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, family: str, make_batch: MakeBatch, dtype: torch.dtype
+) -> None:
+    """To rounding; fp64 shows that nothing but rounding differs."""
+    if dtype == torch.float64:  # norms, rotary angles and log-probs too, which are fp32 otherwise
+        monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    policy = load_policy(make_model(tmp_path / "m", family), FP32).to(dtype)
+    value = ValueModel(policy.decoder, policy.decoder.config.hidden_size, policy.source, "cpu").to(dtype)
+    torch.nn.init.normal_(value.score.weight, generator=torch.Generator().manual_seed(2))
+    params = [*policy.parameters(), value.score.weight]
+    batch = make_batch(seed=3)
     weight = torch.randn(batch.num_tokens, generator=torch.Generator().manual_seed(1))
-    grads = []
+    seen, sizes = [], []
     for share in (False, True):
         packed = PackedInput.of(batch, share)
+        sizes.append(len(packed.token_ids))
         logprobs, entropy = token_logprobs(policy, packed, 0.7, entropy=True)
         assert entropy is not None
-        loss = (logprobs * weight).sum() + 0.1 * entropy.sum()
-        grads.append(torch.autograd.grad(loss, list(policy.parameters())))
-    for plain, shared in zip(*grads, strict=True):
-        torch.testing.assert_close(shared, plain, rtol=1e-6, atol=1e-6 * float(plain.abs().max()))
+        columns = [logprobs, entropy, value.values(packed)]
+        loss = (columns[0] * weight).sum() + 0.1 * columns[1].sum() + (columns[2] * weight).sum()
+        seen.append([*columns, *torch.autograd.grad(loss, params)])
+    assert sizes[1] < 0.8 * sizes[0]
+    limit = 1e-9 if dtype == torch.float64 else 1e-5
+    for plain, shared in zip(*seen, strict=True):
+        assert plain.dtype == dtype
+        assert float((shared - plain).detach().norm()) <= limit * float(plain.detach().norm())
 
 
 def test_bfloat16_stays_close_to_float32(tmp_path: Path) -> None:

@@ -17,14 +17,17 @@ _FILL = 0.8
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive packed tokens: a prompt, then branches that each follow the prompt and do not see each other.
+    """Consecutive packed tokens: a prompt, then branches that do not see each other; a tree.
 
+    Nodes are numbered in this order: 0 the prompt, 1.. the branches. follows[i]: the node that branch i continues;
+    empty: all continue the prompt. What is below a node comes right after it, before anything else (preorder).
     A plain sequence is a prompt without branches.
     """
 
     start: int
     prompt: int
     branches: tuple[int, ...] = ()
+    follows: tuple[int, ...] = ()
 
     @property
     def length(self) -> int:
@@ -37,7 +40,8 @@ class Bucket:
 
     query [G, Lq], key [G, Lk]: packed indices, 0 in padding.
     query_pos, key_pos: positions in the sequence, 0 in padding.
-    query_branch, key_branch: 0 for the prompt, which all see; 1.. for a branch; -1 for padded keys, which none sees.
+    query_branch, key_branch: number of the node in its block; -1 for padded keys.
+    key_end: the first number after the nodes at and below the key's, which are those that see it; 0 for padded keys.
     causal: queries are the keys, and order alone decides who sees whom.
     """
 
@@ -47,6 +51,7 @@ class Bucket:
     key_pos: Tensor
     query_branch: Tensor
     key_branch: Tensor
+    key_end: Tensor
     causal: bool
 
     def allowed(self, window: int | None) -> Tensor | None:
@@ -54,8 +59,8 @@ class Bucket:
         if self.causal and (window is None or window >= self.query.shape[1]):
             return None
         ahead = self.query_pos[:, :, None] - self.key_pos[:, None, :]
-        branch = self.key_branch[:, None, :]
-        seen = (ahead >= 0) & ((branch == 0) | (branch == self.query_branch[:, :, None]))
+        node = self.query_branch[:, :, None]
+        seen = (ahead >= 0) & (self.key_branch[:, None, :] <= node) & (node < self.key_end[:, None, :])
         return seen if window is None else seen & (ahead < window)
 
 
@@ -88,7 +93,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class _Unit:
-    """One attention problem: packed indices, positions and branches of its queries and keys."""
+    """One attention problem: packed indices, positions and nodes of its queries and keys."""
 
     query: Tensor
     key: Tensor
@@ -96,26 +101,75 @@ class _Unit:
     key_pos: Tensor
     query_branch: Tensor
     key_branch: Tensor
+    key_end: Tensor
     causal: bool
 
 
 def _units(block: Block) -> list[_Unit]:
-    """A block as one square over the tree, or (where branches are long) the prompt and each branch apart."""
-    index = torch.arange(block.start, block.start + block.length)
-    sizes = torch.tensor([block.prompt, *block.branches])
-    branch = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
-    first = torch.tensor([0] + [block.prompt] * len(block.branches))
-    begin = sizes.cumsum(0) - sizes
-    pos = torch.arange(block.length) - torch.repeat_interleave(begin - first, sizes)
-    apart = block.prompt**2 + sum(n * (block.prompt + n) for n in block.branches)
-    if not block.branches or block.length**2 <= _SQUARE_COST * apart:
-        return [_Unit(index, index, pos, pos, branch, branch, not block.branches)]
-    units = []
-    for number in range(len(sizes)):
-        mine = branch == number
-        path = mine | (branch == 0)
-        units.append(_Unit(index[mine], index[path], pos[mine], pos[path], branch[mine], branch[path], number == 0))
-    return [u for u in units if len(u.query)]
+    """A tree cut into attention problems: a node with all below it as one square over its keys and those above, or
+    (where that costs too much) the node alone and each tree below it apart."""
+    tree = _Tree.of(block)
+    index = torch.arange(block.length)
+    sizes = torch.tensor(tree.sizes)
+    node = torch.repeat_interleave(torch.arange(len(tree.sizes)), sizes)
+    pos = index - torch.tensor([b - d for b, d in zip(tree.begin, tree.depth, strict=False)])[node]
+    end = torch.tensor(tree.end)[node]
+    whole = tree.squares()
+    units, number = [], 0
+    while number < len(tree.sizes):
+        stop = tree.end[number] if whole[number] else number + 1
+        mine = index[tree.begin[number] : tree.begin[stop]]
+        keys = torch.cat([*(index[tree.begin[a] : tree.begin[a + 1]] for a in tree.above(number)), mine])
+        causal = number == 0 and stop == 1
+        unit = _Unit(
+            block.start + mine, block.start + keys, pos[mine], pos[keys], node[mine], node[keys], end[keys], causal
+        )
+        if len(mine):
+            units.append(unit)
+        number = stop
+    return units
+
+
+@dataclass(frozen=True)
+class _Tree:
+    """Per node: tokens, node above (-1: none), place of its first token in the block and position in the sequence, and
+    the first node after those below it. begin has the number of all tokens as well."""
+
+    sizes: list[int]
+    parent: list[int]
+    begin: list[int]
+    depth: list[int]
+    end: list[int]
+
+    @staticmethod
+    def of(block: Block) -> _Tree:
+        sizes = [block.prompt, *block.branches]
+        parent = [-1, *(block.follows or [0] * len(block.branches))]
+        depth, end = [0] * len(sizes), list(range(1, len(sizes) + 1))
+        for i in range(1, len(sizes)):
+            depth[i] = depth[parent[i]] + sizes[parent[i]]
+        for i in range(len(sizes) - 1, 0, -1):
+            end[parent[i]] = max(end[parent[i]], end[i])
+        return _Tree(sizes, parent, list(accumulate(sizes, initial=0)), depth, end)
+
+    def above(self, number: int) -> list[int]:
+        """Nodes above one, from the root down."""
+        path = []
+        while (number := self.parent[number]) >= 0:
+            path.append(number)
+        return path[::-1]
+
+    def squares(self) -> list[bool]:
+        """Per node: whether it and all below it are attended as one square."""
+        apart = [n * (d + n) for n, d in zip(self.sizes, self.depth, strict=True)]
+        whole = [True] * len(self.sizes)
+        for i in range(len(self.sizes) - 1, -1, -1):
+            tokens = self.begin[self.end[i]] - self.begin[i]
+            square = tokens * (self.depth[i] + tokens)
+            whole[i] = square <= _SQUARE_COST * apart[i]
+            if self.parent[i] >= 0:
+                apart[self.parent[i]] += min(square, apart[i])
+        return whole
 
 
 def _group(units: list[_Unit]) -> list[list[_Unit]]:
@@ -151,5 +205,6 @@ def _bucket(group: list[_Unit], device: torch.device | str) -> Bucket:
         key_pos=pad([u.key_pos for u in group]),
         query_branch=pad([u.query_branch for u in group]),
         key_branch=pad([u.key_branch for u in group], fill=-1),
+        key_end=pad([u.key_end for u in group]),
         causal=group[0].causal,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import torch
 
 from verl.core.batch import Batch
@@ -11,7 +13,7 @@ from verl.data.packing import plan_micro_batches
 def split(batch: Batch, max_tokens: int, share_prompt: bool) -> list[list[int]]:
     """Sequence numbers of each micro-batch; every sequence of `batch` is in exactly one.
 
-    With share_prompt a prompt's tokens count once in its micro-batch.
+    With share_prompt a prompt's tokens count once in its micro-batch; what different prompts share is not taken off.
     """
     units = _units(batch, max_tokens, share_prompt)
     plan = plan_micro_batches([cost for _, cost in units], max_tokens)
@@ -19,23 +21,23 @@ def split(batch: Batch, max_tokens: int, share_prompt: bool) -> list[list[int]]:
 
 
 def _units(batch: Batch, max_tokens: int, share_prompt: bool) -> list[tuple[list[int], int]]:
-    """Indivisible sets of sequences with their cost in tokens: single sequences, or runs of one group that fit."""
+    """Indivisible sets of sequences with their cost in tokens: single sequences, or runs of one prompt that fit."""
     lengths = batch.lengths.tolist()
-    if not share_prompt or "group_id" not in batch:
+    if not share_prompt:
         return [([i], n) for i, n in enumerate(lengths)]
-    heads = _prompt_lengths(batch)
-    groups = batch["group_id"].tolist()
-    open_units: dict[int, tuple[list[int], int]] = {}
+    open_units: dict[Hashable, tuple[list[int], int]] = {}
     done: list[tuple[list[int], int]] = []
-    for i, group in enumerate(groups):
-        unit = open_units.get(group)
-        extra = lengths[i] - heads[i]
+    ids = batch.per_seq(batch["token_ids"].cpu())
+    for i, head in enumerate(_prompt_lengths(batch)):
+        key: Hashable = ids[i][:head].numpy().tobytes() if head else i
+        unit = open_units.get(key)
+        extra = lengths[i] - head
         if unit is not None and unit[1] + extra <= max_tokens:
-            open_units[group] = ([*unit[0], i], unit[1] + extra)
+            open_units[key] = ([*unit[0], i], unit[1] + extra)
             continue
         if unit is not None:
             done.append(unit)
-        open_units[group] = ([i], lengths[i])
+        open_units[key] = ([i], lengths[i])
     return done + list(open_units.values())
 
 
