@@ -163,3 +163,11 @@ def test_the_quickstarts_model_is_the_one_transformers_reads(tmp_path: Path) -> 
         a, _ = token_logprobs(policy, PackedInput.of(batch, True), 1.0)
         b, _ = token_logprobs(load_policy(saved, HF), PackedInput.of(batch, False), 1.0)
     torch.testing.assert_close(a, b, atol=1e-4, rtol=0)
+
+
+def test_a_download_that_broke_off(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_gguf(path, "llama")
+    path.write_bytes(path.read_bytes()[:-1000])
+    with pytest.raises(ModelError, match="the file ends before tensor"):
+        list(resolve(path).tensors())

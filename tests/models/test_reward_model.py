@@ -118,3 +118,9 @@ def test_a_template_that_raises_is_one_line(tmp_path: Path) -> None:
     model.tokenizer.chat_template = "{{ 1 / 0 }}"
     with pytest.raises(ModelError, match="refuses these messages"):
         model.render([{"role": "user", "content": "a"}], "b")
+
+
+def test_a_tokenizer_of_another_model(tmp_path: Path) -> None:
+    model = load_reward_model(make_model(tmp_path / "rm", "llama", head="reward", vocab=100), FP32)
+    with pytest.raises(ModelError, match="do not belong together"):
+        model.score(CONVERSATIONS)

@@ -205,3 +205,33 @@ def test_reward_model_needs_one_label(tmp_path: Path) -> None:
     headless = make_model(tmp_path / "headless", num_labels=1)
     with pytest.raises(ModelError, match="'score.weight' is missing"):
         load_reward_model(headless, FP32)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("config.json", "[]", "its config cannot be read"),
+        ("config.json", '{"model_type": "llama", "num_attention_heads": "four"}', "its config cannot be read"),
+        (
+            "config.json",
+            '{"model_type": "llama", "hidden_size": 32, "num_attention_heads": 5}',
+            "its config cannot be read",
+        ),
+        ("tokenizer.json", '{"version"', "its tokenizer cannot be read"),
+        ("generation_config.json", '{"eos', "its generation_config.json cannot be read"),
+        ("model.safetensors.index.json", "{", "not a readable index"),
+        ("model.safetensors.index.json", "{}", "not a readable index"),
+        ("model.safetensors.index.json", "[]", "not a readable index"),
+    ],
+)
+def test_damaged_json_is_one_line(tmp_path: Path, name: str, text: str, message: str) -> None:
+    folder = make_model(tmp_path / "m", "llama")
+    (folder / name).write_text(text)
+    source = resolve(folder)
+    with pytest.raises(ModelError, match=message):
+        source.hf_config(), source.tokenizer(), source.generation_config(), list(source.tensors())
+
+
+def test_no_package_behind_pypi() -> None:
+    with pytest.raises(ModelError, match="pypi:"):
+        resolve("pypi:")

@@ -125,3 +125,8 @@ def test_a_bad_reference_shows_before_any_rollout():
         build_rewards(RewardConfig(verifier="exact"), prompts((None, None)))
     with pytest.raises(ConfigError, match="unknown reward.verifier 'exat' \\(did you mean 'exact'"):
         build_rewards(RewardConfig(verifier="exat"), TWO)
+
+
+def test_every_reference_of_a_quick_verifier_is_tried():
+    with pytest.raises(RewardError, match="prompt '2': verifier gsm8k needs a number"):
+        build_rewards(RewardConfig(), prompts(("1", "gsm8k"), ("2", "gsm8k"), ("", "gsm8k")))

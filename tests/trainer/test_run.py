@@ -9,10 +9,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.trainer import tiny_run
-from verl.core import ConfigError
+from verl.core import ConfigError, DataError, ModelError
 from verl.models.load import load_policy
 from verl.trainer import run
-from verl.trainer.build import build
+from verl.trainer.build import build, read_inputs
 from verl.utils.console import RunConsole
 
 
@@ -158,3 +158,28 @@ def test_earlier_run_is_kept_aside(tmp_path, capsys) -> None:
 def test_a_law_that_the_trainer_cannot_score_is_refused(tmp_path, name: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"rollout.sampling.{name}: "):
         run(tiny_run.config(tmp_path, rollout={"sampling": {name: value}}))
+
+
+@pytest.mark.parametrize("role", ["ref", "critic"])
+@pytest.mark.parametrize("fault", [{"vocab": 100}, {"max_position_embeddings": 16}])
+def test_a_role_that_cannot_read_the_actors_tokens_is_refused_before_a_model_loads(tmp_path, role: str, fault) -> None:
+    from tests.tiny import make_model
+
+    other = make_model(tmp_path / "other", family="llama", seed=2, **fault)
+    with pytest.raises(ModelError, match=rf"^{role}.path: .*(vocabulary of 100|context of 16)"):
+        read_inputs(tiny_run.config(tmp_path, **{role: {"path": str(other)}}))
+
+
+def test_a_prompt_as_long_as_the_context_is_refused_before_the_first_step(tmp_path) -> None:
+    cfg = tiny_run.config(tmp_path)
+    with (tmp_path / "prompts.jsonl").open("a") as file:
+        file.write(json.dumps({"question": "a1 " * 150, "answer": "#### 1"}) + "\n")
+    with pytest.raises(DataError, match="^data.max_prompt_tokens: .*set it below 256"):
+        read_inputs(cfg)
+
+
+@pytest.mark.parametrize("key", ["ref.path", "critic.path", "reward.model_path"])
+def test_every_models_path_is_checked_by_the_dry_run(tmp_path, key: str) -> None:
+    section, field = key.split(".")
+    with pytest.raises(ModelError, match="no such model folder"):
+        read_inputs(tiny_run.config(tmp_path, **{section: {field: str(tmp_path / "none")}}))

@@ -150,7 +150,10 @@ class GgufFile:
         block, size = gguf.GGML_QUANT_SIZES[kind]
         rows = (*info.shape[:-1], info.shape[-1] // block * size)
         start = self._data_start + info.offset
-        raw = self._bytes[start : start + int(np.prod(rows))].reshape(rows)
+        raw = self._bytes[start : start + int(np.prod(rows))]
+        if len(raw) < np.prod(rows):
+            raise ModelError(f"{self.path}: the file ends before tensor {info.name!r}; download it again")
+        raw = raw.reshape(rows)
         return torch.from_numpy(np.ascontiguousarray(_floats(gguf, raw, kind)))
 
 

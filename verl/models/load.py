@@ -74,6 +74,30 @@ def load_reward_model(
     return RewardModel(module, source.tokenizer(), source, max_length)
 
 
+def check_role(key: str, path: ModelPath, cfg: ModelConfig, largest: int, longest: int) -> None:
+    """Refuse, from its config alone, a model that cannot read what the policy writes.
+
+    key: where `path` was set. largest: token id of all prompts. longest: of all sequences, in tokens.
+    """
+    text = _source(path, cfg).hf_config().get_text_config()
+    if largest >= text.vocab_size:
+        raise ModelError(
+            f"{key}: {path} has a vocabulary of {text.vocab_size}, but the prompts hold token id {largest}; "
+            "give a model that shares the actor's tokenizer"
+        )
+    context = getattr(text, "max_position_embeddings", None)
+    if context is not None and context < longest:
+        raise ModelError(
+            f"{key}: {path} has a context of {context} tokens, the longest sequence here may have {longest}; lower "
+            "data.max_prompt_tokens or rollout.max_response_tokens"
+        )
+
+
+def check_reward_model(path: ModelPath, cfg: ModelConfig) -> None:
+    """ModelError unless the model at `path` is there and has one output, from its config alone."""
+    _require_one_label(_source(path, cfg))
+
+
 def _source(path: ModelPath, cfg: ModelConfig) -> ModelSource:
     if isinstance(path, nn.Module):
         return LoadedSource(path, cfg.trust_remote_code)

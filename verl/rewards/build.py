@@ -9,7 +9,7 @@ from verl.config.reward import RewardConfig
 from verl.core import ConfigError, Prompt, RewardError
 from verl.rewards.composer import RewardComposer
 from verl.rewards.functions import RewardFunction
-from verl.rewards.verifiers import VERIFIERS, Verifier, verifier_name
+from verl.rewards.verifiers import QUICK, VERIFIERS, Verifier, verifier_name
 
 THREE_WAYS = (
     "give a reward model (--reward_model_path, reward.model_path), "
@@ -61,9 +61,13 @@ def choose_verifiers(chosen: str, prompts: Sequence[Prompt], others: bool) -> di
 
 
 def _try(verifiers: dict[str | None, Verifier], prompts: Sequence[Prompt]) -> None:
-    """Each verifier once, on an empty response: a missing package or a bad reference shows now, not after a rollout."""
+    """Each verifier on an empty response: a missing package or a bad reference shows now, not in the middle of a run.
+
+    Quick ones see every prompt, the others the first of each source.
+    """
     firsts = {p.source: p for p in reversed(prompts)}
     composer = RewardComposer(verifiers=verifiers)
-    for source, prompt in firsts.items():
-        if None in verifiers or source in verifiers:
+    for prompt in prompts:
+        verifier = verifiers.get(None) or verifiers.get(prompt.source)
+        if verifier is not None and (verifier in QUICK or prompt is firsts[prompt.source]):
             composer.score([prompt], [""])

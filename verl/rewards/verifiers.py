@@ -77,6 +77,10 @@ def gsm8k(response: str, prompt: Prompt) -> float:
     return float(last_number(response.rpartition("####")[2]) == target)
 
 
+QUICK = (exact, gsm8k)
+"""Verifiers that take microseconds, so that every reference can be tried before a run."""
+
+
 @VERIFIERS.register("reasoning_gym")
 def reasoning_gym(response: str, prompt: Prompt) -> float:
     """The generated task's own score, 0 to 1."""

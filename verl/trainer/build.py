@@ -13,13 +13,19 @@ from verl.algos.algorithm import Algorithm
 from verl.checkpoint.store import CheckpointStore
 from verl.config.run import RunConfig
 from verl.controller.executors.local import LocalGroup
-from verl.core.errors import ConfigError
+from verl.core.errors import ConfigError, DataError
 from verl.core.protocols import RewardFn
 from verl.core.rng import derive_seed
 from verl.data.load import PromptData, load_prompts
 from verl.data.sampler import PromptSampler
 from verl.engines import rollout
-from verl.models.load import load_policy, load_reward_model, load_value_model
+from verl.models.load import (
+    check_reward_model,
+    check_role,
+    load_policy,
+    load_reward_model,
+    load_value_model,
+)
 from verl.models.reward_model import RewardModel
 from verl.models.source import ModelSource, resolve
 from verl.rewards.build import build_rewards
@@ -99,6 +105,25 @@ def check_outputs(cfg: RunConfig) -> None:
             )
 
 
+def check_models(cfg: RunConfig, algorithm: Algorithm, source: ModelSource, data: PromptData) -> None:
+    """Every model that this run needs is there and fits the actor's tokens and lengths; reads configs only."""
+    prompts = [*data.train, *data.eval]
+    longest, largest = max(len(p.token_ids) for p in prompts), max(max(p.token_ids) for p in prompts)
+    context = getattr(source.hf_config().get_text_config(), "max_position_embeddings", None)
+    if context is not None and longest >= context:
+        raise DataError(
+            f"data.max_prompt_tokens: the longest prompt has {longest} tokens and leaves no room for a response in the "
+            f"{context} of {cfg.actor.path}; set it below {context}"
+        )
+    whole = min(longest + cfg.rollout.max_response_tokens, context or longest + cfg.rollout.max_response_tokens)
+    if "ref_logprobs" in algorithm.needs and cfg.ref.path is not None:
+        check_role("ref.path", cfg.ref.path, cfg.model, largest, whole)
+    if "values" in algorithm.needs and cfg.critic.path is not None:
+        check_role("critic.path", cfg.critic.path, cfg.model, largest, whole)
+    if cfg.reward.model_path is not None:
+        check_reward_model(cfg.reward.model_path, cfg.model)
+
+
 def pick_device(cfg: RunConfig) -> str:
     wanted = cfg.trainer.device
     if wanted == "cuda" and not torch.cuda.is_available():
@@ -118,6 +143,7 @@ def read_inputs(cfg: RunConfig, functions: Sequence[tuple[RewardFn, float]] = ()
     source = resolve(cfg.actor.path, cfg.model.trust_remote_code)
     tokenizer = source.tokenizer()
     data = load_prompts(cfg.data, tokenizer, cfg.trainer.seed)
+    check_models(cfg, algorithm, source, data)
     sampler = PromptSampler(len(data.train), cfg.trainer.prompts_per_step, cfg.trainer.seed, cfg.data.shuffle)
     own = [RewardFunction.of(fn, weight) for fn, weight in functions]
     composer = build_rewards(cfg.reward, [*data.train, *data.eval], own)
