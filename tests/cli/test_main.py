@@ -162,3 +162,10 @@ def test_a_full_disk_is_one_line(capsys: pytest.CaptureFixture[str], number: int
     assert capsys.readouterr().err == f"error: out/metrics.jsonl: {os.strerror(number)}; what was written before " + (
         "stays, go on with --resume\n"
     )
+
+
+def test_a_terminal_without_unicode_does_not_end_a_run() -> None:
+    code = "from verl.cli.arguments import run_main; run_main(lambda: print('to ./\\u00e9'))"
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=60)
+    assert done.stdout == "to ./\\xe9\n" and not done.stderr

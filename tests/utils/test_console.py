@@ -118,3 +118,7 @@ def test_view_fits_its_width_and_shows_phase_and_time_left(width: int) -> None:
     if width >= 60:
         assert "Episode 1/2 | Step 2/5 | 38s left" in lines[0]
         assert "update 2.0s | last step: rollout 3.2s" in lines[2] and "reward" not in lines[2]
+
+
+def test_a_kl_of_nearly_nothing_has_no_sign() -> None:
+    assert log_lines.kl_text(-1e-5) == "KL: 0.000" and log_lines.kl_text(-0.0123) == "KL: -0.012"

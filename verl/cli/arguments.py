@@ -47,6 +47,9 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 def run_main(main: Callable[[], int]) -> int:
     """Exit code of `main`. An error that the user can act on is one line on stderr and 2; Ctrl-C is 130."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a run must not die of a letter that a terminal lacks
     try:
         return main()
     except VerlError as e:

@@ -35,7 +35,7 @@ def learning_rate(lr: float) -> str:
 
 def kl_text(kl: float | None) -> str:
     """Three decimals; `off` where there is no reference."""
-    return "KL: off" if kl is None else f"KL: {kl:.3f}"
+    return "KL: off" if kl is None else f"KL: {round(kl, 3) + 0.0:.3f}"  # + 0.0: no "-0.000"
 
 
 def start_line(algorithm: str, episodes: int) -> str:
