@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from verl.models.plan import Plan
+from verl.models.plan import Bucket, Plan
 
 _SHORT = 192
 
@@ -32,11 +32,16 @@ class PackedAttention:
 
     def __call__(self, layer: int, q_PHd: Tensor, k_PKd: Tensor, v_PKd: Tensor) -> Tensor:
         heads, dim = q_PHd.shape[1:]
+        inputs = {q_PHd.dtype: (q_PHd, k_PKd, v_PKd)}
         outs = []
         for bucket, mask in zip(self.plan.buckets, self._masks_of(self.window(layer)), strict=True):
-            q, k, v = _take(q_PHd, bucket.query), _take(k_PKd, bucket.key), _take(v_PKd, bucket.key)
-            out = _attend(q, k, v, mask)
-            outs.append(out.transpose(1, 2).reshape(-1, heads * dim))
+            kind = _kind(q_PHd, bucket)
+            if kind not in inputs:  # before the tokens are taken, so that gradients of a shared one add up in fp32
+                inputs[kind] = (q_PHd.to(kind), k_PKd.to(kind), v_PKd.to(kind))
+            index = (bucket.query, bucket.key, bucket.key)
+            q, k, v = (_take(x, i) for x, i in zip(inputs[kind], index, strict=True))
+            out = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
+            outs.append(out.transpose(1, 2).reshape(-1, heads * dim).to(q_PHd.dtype))
         return torch.cat(outs).index_select(0, self.plan.place).view(-1, heads, dim)
 
     def _masks_of(self, window: int | None) -> list[Tensor | None]:
@@ -47,12 +52,10 @@ class PackedAttention:
         return self._masks[window]
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """[G, H, Lq, d]. Short problems on a CPU run in fp32: there the bf16 backward takes three times as long."""
-    kind = q.dtype
-    if q.device.type == "cpu" and kind == torch.bfloat16 and k.shape[2] <= _SHORT:
-        q, k, v = q.float(), k.float(), v.float()
-    return scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True).to(kind)
+def _kind(q: Tensor, bucket: Bucket) -> torch.dtype:
+    """Short problems on a CPU run in fp32: there the bf16 backward takes three times as long."""
+    short = q.device.type == "cpu" and q.dtype == torch.bfloat16 and bucket.key.shape[1] <= _SHORT
+    return torch.float32 if short else q.dtype
 
 
 def _take(x_Phd: Tensor, index_GL: Tensor) -> Tensor:
