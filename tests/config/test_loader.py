@@ -84,6 +84,7 @@ def test_faults_are_one_line_with_their_path(word: str, message: str) -> None:
         ("algorithm.kl.estimator=k9", r"unknown algorithm.kl.estimator 'k9'"),
         ("algorithm.aggregation=mean", r"^algorithm.aggregation: unknown mode 'mean'"),
         ("algorithm.aggregation=seq_mean_token_sum_norm", r"^algorithm.aggregation_length: needed"),
+        ("algorithm={name: grpo, kl: {estimator: k1}}", r"^algorithm.kl.estimator: the gradient of k1 in the loss"),
         ("update.mini_batches=99", r"^update.mini_batches: 99 mini-batches cannot be made"),
     ],
 )

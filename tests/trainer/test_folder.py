@@ -9,7 +9,8 @@ import pytest
 from tests.trainer import tiny_run
 from verl.core import CheckpointError, ConfigError, MissingDependency, RolloutError
 from verl.trainer import run
-from verl.trainer.build import build, check_outputs, read_inputs
+from verl.trainer.build import build, read_inputs
+from verl.trainer.checks import check_outputs
 from verl.trainer.folder import RunFolder
 from verl.trainer.resume import refuse_other_run
 from verl.utils.console import RunConsole

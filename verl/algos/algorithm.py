@@ -53,6 +53,11 @@ class Algorithm:
                 f"rollout.n: {self.advantage.name!r} compares the samples of a prompt, so it needs at least 2, got "
                 f"{cfg.rollout.n}; set rollout.n=8 (--samples_per_prompt 8), or algorithm.name=ppo"
             )
+        if self.kl_place == "loss" and self.cfg.kl.estimator == "k1":
+            raise ConfigError(
+                "algorithm.kl.estimator: the gradient of k1 in the loss is zero on average, so it would do nothing; "
+                "set k3 or `k1+` (the value of k1 with the gradient of k2), or algorithm.kl.place=reward"
+            )
         if cfg.update.mini_batches > cfg.trainer.prompts_per_step:
             raise ConfigError(
                 f"update.mini_batches: {cfg.update.mini_batches} mini-batches cannot be made of "

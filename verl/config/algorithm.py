@@ -55,4 +55,4 @@ class UpdateConfig(Section):
     micro_batch_tokens: int = Field(8192, ge=1)
     """Most tokens in one forward and backward. Changes memory and speed, never the gradient."""
     share_prompt: bool = True
-    """Compute a prompt once for all its samples. Same gradients, to rounding (native models)."""
+    """Compute what prompts and samples begin with in common once. Same gradients, to rounding (native models)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,15 +12,13 @@ from verl.algos.algorithm import Algorithm
 from verl.checkpoint.store import CheckpointStore
 from verl.config.run import RunConfig
 from verl.controller.executors.local import LocalGroup
-from verl.core.errors import ConfigError, DataError
+from verl.core.errors import ConfigError
 from verl.core.protocols import RewardFn
 from verl.core.rng import derive_seed
 from verl.data.load import PromptData, load_prompts
 from verl.data.sampler import PromptSampler
 from verl.engines import rollout
 from verl.models.load import (
-    check_reward_model,
-    check_role,
     load_policy,
     load_reward_model,
     load_value_model,
@@ -31,6 +28,7 @@ from verl.models.source import ModelSource, resolve
 from verl.rewards.build import build_rewards
 from verl.rewards.composer import RewardComposer
 from verl.rewards.functions import RewardFunction
+from verl.trainer.checks import check_models, check_outputs, check_training_law
 from verl.trainer.evaluate import Evaluator, evaluation_params
 from verl.trainer.folder import RunFolder
 from verl.trainer.log import LogHook
@@ -39,7 +37,7 @@ from verl.trainer.resume import CheckpointHook, identity
 from verl.trainer.reward import RewardScorer
 from verl.trainer.source import OnDemandSource
 from verl.utils.console import RunConsole
-from verl.utils.tracking.tracker import Tracker, check_installed, check_sinks
+from verl.utils.tracking.tracker import Tracker
 from verl.weights.publisher import InProcessPublisher
 from verl.workers.actor import ActorWorker
 from verl.workers.critic import CriticWorker
@@ -66,62 +64,6 @@ class Run:
     trainer: Trainer
     folder: RunFolder
     tracker: Tracker
-
-
-def check_training_law(cfg: RunConfig) -> None:
-    """The trainer recomputes log-probs of the whole tempered law; a truncated one would make every ratio wrong."""
-    s = cfg.rollout.sampling
-    for name, value, whole in (("top_p", s.top_p, 1.0), ("top_k", s.top_k, 0), ("min_tokens", s.min_tokens, 0)):
-        if value != whole:
-            raise ConfigError(
-                f"rollout.sampling.{name}: training samples must come from the whole law, so that the trainer's "
-                f"log-probs are the sampler's; set {whole:g} here (evaluation may use eval.sampling.{name}={value:g})"
-            )
-    if s.temperature <= 0:
-        raise ConfigError("rollout.sampling.temperature: training needs samples that differ; set it above 0, such as 1")
-
-
-def check_outputs(cfg: RunConfig) -> None:
-    """What the run writes, and where: a sink that is missing, or a folder that something is read from."""
-    check_sinks(cfg.trainer.sinks)
-    check_installed(cfg.trainer.sinks)
-    if cfg.trainer.resume and cfg.trainer.overwrite:
-        raise ConfigError("trainer.resume: cannot go on with a run that trainer.overwrite removes; keep one of them")
-    out = os.path.expanduser(cfg.trainer.output_dir)
-    read = {
-        "actor.path": cfg.actor.path,
-        "ref.path": cfg.ref.path,
-        "critic.path": cfg.critic.path,
-        "reward.model_path": cfg.reward.model_path,
-        "data.dataset": cfg.data.dataset,
-        "data.eval_dataset": cfg.data.eval_dataset,
-    }
-    for key, path in read.items():
-        folder = os.path.expanduser(path or "")
-        if os.path.isdir(folder) and os.path.isdir(out) and os.path.samefile(folder, out):
-            raise ConfigError(
-                f"trainer.output_dir: {out} is also {key}, and the run would replace what it reads there; "
-                "choose another folder with --output_dir"
-            )
-
-
-def check_models(cfg: RunConfig, algorithm: Algorithm, source: ModelSource, data: PromptData) -> None:
-    """Every model that this run needs is there and fits the actor's tokens and lengths; reads configs only."""
-    prompts = [*data.train, *data.eval]
-    longest, largest = max(len(p.token_ids) for p in prompts), max(max(p.token_ids) for p in prompts)
-    context = getattr(source.hf_config().get_text_config(), "max_position_embeddings", None)
-    if context is not None and longest >= context:
-        raise DataError(
-            f"data.max_prompt_tokens: the longest prompt has {longest} tokens and leaves no room for a response in the "
-            f"{context} of {cfg.actor.path}; set it below {context}"
-        )
-    whole = min(longest + cfg.rollout.max_response_tokens, context or longest + cfg.rollout.max_response_tokens)
-    if "ref_logprobs" in algorithm.needs and cfg.ref.path is not None:
-        check_role("ref.path", cfg.ref.path, cfg.model, largest, whole)
-    if "values" in algorithm.needs and cfg.critic.path is not None:
-        check_role("critic.path", cfg.critic.path, cfg.model, largest, whole)
-    if cfg.reward.model_path is not None:
-        check_reward_model(cfg.reward.model_path, cfg.model)
 
 
 def pick_device(cfg: RunConfig) -> str:

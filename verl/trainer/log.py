@@ -19,6 +19,7 @@ class LogHook(Hook):
         self.cfg, self.tracker, self.console, self.evaluator = cfg, tracker, console, evaluator
         self.device = device
         self.first = True
+        self.cut = 0
 
     def before_run(self, trainer: Trainer) -> None:
         self.tracker.rewind(trainer.step)
@@ -54,6 +55,12 @@ class LogHook(Hook):
                 f"step {result.step}: gradients were not finite, the update was skipped; calmer values: "
                 "--ppo_clip_coef 0.05 --kl_coef 0.01 --learning_rate 1e-7"
             )
+        if trainer.reward.cut > self.cut:
+            self.console.warn(
+                f"step {result.step}: the reward model lost the beginning of {trainer.reward.cut - self.cut} texts: "
+                f"longer than reward.max_length={self.cfg.reward.max_length} or its own context"
+            )
+            self.cut = trainer.reward.cut
         if self.first:
             self._check_mismatch(result)
             self.first = False

@@ -20,6 +20,11 @@ class RewardScorer:
     def __init__(self, composer: RewardComposer, model: RewardModel | None = None):
         self.composer, self.model = composer, model
 
+    @property
+    def cut(self) -> int:
+        """How many texts so far were longer than the reward model reads."""
+        return self.model.truncated if self.model is not None else 0
+
     def score(self, trajectories: Sequence[Trajectory]) -> Rewards:
         prompts = [t.prompt for t in trajectories]
         responses = [t.response_text for t in trajectories]
