@@ -58,7 +58,7 @@ FLAGS = (
 )
 EMBEDDED = read_yaml(Path(__file__).with_name("quickstart.yaml"))
 OF_THE_TASK = ("data", "reward", "rollout.max_response_tokens", "trainer.max_steps_per_episode")
-OF_THE_MODEL = ("actor", "critic")
+OF_THE_MODEL = ("actor", "critic", "algorithm")
 
 
 def without(tree: Tree, path: str) -> Tree:
