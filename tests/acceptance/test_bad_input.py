@@ -47,8 +47,6 @@ TABLE = {
     "unknown backend": ("--rollout vlm", ["vlm", "vllm"]),
     "unknown reasoning-gym task": ("--dataset_name reasoning_gym:chain_sun", ["chain_sun", "chain_sum"]),
     "unwritable output folder": ("--output_dir {p}/file/out", ["output_dir", "file/out"]),
-    "no network for the data": ("--dataset_name some/dataset", ["some/dataset", "--dataset_name"]),
-    "no network for the model": ("--actor_model_path some-org/some-model", ["some-org/some-model", "--local-dir"]),
     "reward function file missing": ("--set reward.functions=[{{path:\\ '{p}/r.py:f'}}]", ["r.py"]),
     "nothing scores": ("--set reward.verifier=off", ["reward", "--reward_model_path"]),
     "unknown sink": ("--set trainer.sinks=[jsonl,wandbb]", ["wandbb", "wandb"]),
@@ -100,3 +98,21 @@ def test_in_a_process_of_its_own(place) -> None:
     done = quickstart.process("--actor_model_path", place / "no-such-model")
     assert done.returncode == 2, done.stderr
     assert done.stderr.count("\n") == 1 and done.stderr.startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    "flag,name,needles",
+    [
+        ("--dataset_name", "some/dataset", ["hf download --repo-type dataset some/dataset", "--dataset_name ./data"]),
+        ("--actor_model_path", "some-org/some-model", ["hf download some-org/some-model", "--local-dir"]),
+    ],
+)
+def test_no_network(place, tmp_path, flag: str, name: str, needles: list[str]) -> None:
+    """A hub that does not answer: one line, in seconds, that says how to fetch beforehand and which flag takes it."""
+    other = {"--actor_model_path": place / "actor", "--dataset_name": place / "good.jsonl", "--output_dir": tmp_path}
+    words = [str(w) for pair in ({**other, flag: name}).items() for w in pair]
+    done = quickstart.process(*words, timeout=60, HF_ENDPOINT="http://127.0.0.1:9", HF_HUB_OFFLINE="0")
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("\n") == 1 and done.stderr.startswith("error: "), done.stderr
+    for needle in needles:
+        assert needle in done.stderr
