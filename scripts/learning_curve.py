@@ -56,7 +56,9 @@ def main() -> None:
     if args.target is not None:
         axes.axhline(args.target, color="#57606a", linewidth=0.8, linestyle="--")
         axes.text(0, args.target + 0.012, f"{args.target:g}", color="#57606a", fontsize=8)
-    axes.set(xlabel="minutes of training", ylabel="greedy accuracy, evaluation prompts", ylim=(0, 1.02), title=args.title)
+    axes.set(
+        xlabel="minutes of training", ylabel="greedy accuracy, evaluation prompts", ylim=(0, 1.02), title=args.title
+    )
     axes.set_xlim(left=0)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.25)

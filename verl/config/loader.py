@@ -157,7 +157,7 @@ def _explain(cls: type[Any], error: ValidationError, at: str) -> str:
             word = near.split("'")[1] if near else ""
             hint = f" (did you mean {everywhere[word]!r}?)" if near else ""
         return f"{path}: unknown key{hint}; keys here: {', '.join(siblings)}"
-    text = first["msg"][0].lower() + first["msg"][1:]
+    text = (first["msg"][0].lower() + first["msg"][1:]).replace("a valid tuple", "a list, such as [a, b]")
     got = first.get("input")
     return f"{path}: {text}" + ("" if isinstance(got, (dict, BaseModel)) else f", got {got!r}")
 

@@ -174,5 +174,5 @@ def choose_form(name: str, columns: Sequence[str], forced: str | None) -> tuple[
     known = "; ".join(f"{e.name} ({', '.join(e.needs)})" for e in FORMS if e.name != "reasoning_gym")
     raise DataError(
         f"{name}: no known form has these columns: {', '.join(columns)}; "
-        f"name the prompt's with data.prompt_column=NAME, or use one of the forms {known}"
+        f"name the prompt's with data.prompt_column=NAME, or use one of the forms: {known}"
     )
