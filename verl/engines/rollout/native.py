@@ -174,7 +174,8 @@ class NativeEngine(SharedWeights, Engine):
 
     def _reserve(self, tokens: int, used_slots: int) -> None:
         longest = max(s.longest for s in self._running)
-        used_tokens = max((s.length for s in self._running[:used_slots]), default=0)
+        # The token drawn last has no keys yet: it is the input of the step that asks.
+        used_tokens = max((s.length - 1 for s in self._running[:used_slots]), default=0)
         self._cache.reserve(len(self._running), tokens, longest, used_slots, used_tokens)
 
     def _advance(self, features: Tensor, row_of: list[int], first: int) -> list[Completion]:
