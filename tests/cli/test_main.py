@@ -62,9 +62,16 @@ def test_train_without_a_file_and_with_flags_anywhere(trainer: FakeTrainer) -> N
     assert (trainer.configs[0].trainer.seed, trainer.configs[0].trainer.resume) == (7, True)
 
 
+def test_train_with_nothing_to_train_is_an_error(trainer: FakeTrainer, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["train"], ["train", "--resume"]):
+        assert main(words) == 2
+        assert "needs a file, such as examples/ppo/quickstart.yaml" in capsys.readouterr().err
+    assert trainer.configs == []
+
+
 def test_too_few_steps_is_exit_code_1(trainer: FakeTrainer, capsys: pytest.CaptureFixture[str]) -> None:
     trainer.short = 2
-    assert main(["train"]) == 1
+    assert main(["train", "rollout.n=2"]) == 1
     assert capsys.readouterr().err == "error: 3 of 5 planned steps were trained\n"
 
 

@@ -44,6 +44,11 @@ def _words_first(argv: Sequence[str]) -> list[str]:
 
 def _layers(options: argparse.Namespace) -> list[Tree]:
     words = [*([options.config] if options.config else []), *options.overrides]
+    if not words:
+        raise ConfigError(
+            "CONFIG.yaml: verl train needs a file, such as examples/ppo/quickstart.yaml, or section.key=value; "
+            "see verl train --help"
+        )
     layers = []
     if words and not _is_override(words[0]):
         layers.append(read_yaml(words.pop(0)))
