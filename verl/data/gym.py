@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -65,11 +66,13 @@ def _scorer(task: str, params: str) -> Any:
 
 def _create(name: str, task: str, params: str, size: int, seed: int) -> Any:
     try:
-        from reasoning_gym.factory import DATASETS, create_dataset
+        with warnings.catch_warnings():
+            # A package that it imports warns about its own syntax when it is compiled for the first time.
+            warnings.simplefilter("ignore", SyntaxWarning)
+            import reasoning_gym  # noqa: F401  (its import registers the tasks)
+            from reasoning_gym.factory import DATASETS, create_dataset
     except ImportError as e:
         raise MissingDependency(f'{name}: needs the package reasoning-gym: pip install "verl[quickstart]"') from e
-    import reasoning_gym  # noqa: F401  (its import registers the tasks)
-
     if task not in DATASETS:
         hint = suggestion(task, list(DATASETS))
         raise DataError(
