@@ -1,6 +1,4 @@
-"""The manifest of a checkpoint: every file with its size and hash, so that damage is found before anything is loaded.
-The manifest of a checkpoint: every file with its size and hash, so that damage is found before anything is loaded.
-"""
+"""The manifest of a checkpoint: every file with its size and hash, so that damage is found before a load."""
 
 from __future__ import annotations
 

@@ -39,6 +39,8 @@ class ModelConfig(Section):
     """
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Dtype of weights in forward, backward and generation. Optimizer masters are always fp32."""
+    fp32_head: bool = False
+    """Compute logits in fp32 whatever the dtype, in training and in generation (native models)."""
     trust_remote_code: bool = False
     """Run Python code that comes with a model. Off unless you trust its author."""
 

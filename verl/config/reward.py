@@ -14,6 +14,15 @@ class RewardFunctionConfig(Section):
     """Its weight in the total."""
 
 
+class OverlongConfig(Section):
+    """Soft punishment of long responses (DAPO, arXiv:2503.14476, eq. 13): a reward part called `overlong`."""
+
+    buffer: float = Field(0.0, ge=0, le=1)
+    """Share of the longest response over which the punishment grows from 0 to `factor`; 0: none."""
+    factor: float = Field(1.0, gt=0)
+    """Punishment at the longest response."""
+
+
 class RewardConfig(Section):
     """What a response is worth."""
 
@@ -25,5 +34,7 @@ class RewardConfig(Section):
     """
     functions: tuple[RewardFunctionConfig, ...] = ()
     """Reward functions and their weights."""
+    overlong: OverlongConfig = OverlongConfig()
+    """Punishment of responses near rollout.max_response_tokens; training only."""
     max_length: int = Field(4096, ge=1)
     """Longest text the reward model reads, in tokens; longer ones are cut on the left and counted."""

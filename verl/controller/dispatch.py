@@ -10,9 +10,7 @@ from verl.parallel.layout import Coord, Layout
 
 @dataclass(frozen=True)
 class Dispatch:
-    """shard: number of the data shard for a coordinate, None for the whole batch; answers: whether its result is used.
-    shard: number of the data shard for a coordinate, None for the whole batch; answers: whether its result is used.
-    """
+    """shard: data shard for a coordinate, None for the whole batch; answers: whether its answer counts."""
 
     name: str
     shard: Callable[[Coord], int | None] = field(repr=False)

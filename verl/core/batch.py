@@ -18,9 +18,7 @@ from verl.core.trajectory import Trajectory
 
 @dataclass(frozen=True)
 class Batch:
-    """cu_seqlens [N+1] int64, starting at 0; cols: name to tensor, [T] for token columns and [N] for sequence columns.
-    cu_seqlens [N+1] int64, starting at 0; cols: name to tensor, [T] for token columns and [N] for sequence columns.
-    """
+    """cu_seqlens [N+1] int64, starting at 0; cols: name to tensor, [T] for token and [N] for sequence columns."""
 
     cu_seqlens: Tensor
     cols: Mapping[str, Tensor]
@@ -31,8 +29,9 @@ class Batch:
                 raise KeyError(f"{name!r} is not in the column catalogue (verl/core/columns.py)")
             spec = SCHEMA[name]
             want = self.num_tokens if spec.level == "token" else self.num_seqs
-            if tuple(col.shape) != (want,):
-                raise ValueError(f"column {name!r}: shape {tuple(col.shape)}, expected ({want},) ({spec.level} level)")
+            if col.ndim != 1 + spec.wide or len(col) != want:
+                shape = f"({want}, K)" if spec.wide else f"({want},)"
+                raise ValueError(f"column {name!r}: shape {tuple(col.shape)}, expected {shape} ({spec.level} level)")
             if col.dtype != getattr(torch, spec.dtype):
                 raise TypeError(f"column {name!r}: dtype {col.dtype}, expected {spec.dtype}")
 
@@ -124,6 +123,7 @@ class Batch:
                 "rollout_logprobs": flat("logprobs", torch.float32),
                 "group_id": torch.tensor([t.group_id for t in trajectories], dtype=torch.int64),
                 "version": torch.tensor([t.versions[0] if t.versions else 0 for t in trajectories], dtype=torch.int64),
+                "excluded": torch.tensor([t.finish == "abort" for t in trajectories], dtype=torch.bool),
                 "truncated": torch.tensor([t.finish != "stop" for t in trajectories], dtype=torch.bool),
             },
         )

@@ -12,6 +12,8 @@ class Column:
     level: Literal["token", "seq"]
     dtype: Literal["int64", "float32", "bool"]
     doc: str
+    wide: bool = False
+    """Whether a row has several values: [N, K] instead of [N]."""
 
 
 SCHEMA: dict[str, Column] = {
@@ -23,6 +25,8 @@ SCHEMA: dict[str, Column] = {
         Column("old_logprobs", "token", "float32", "log-prob of the policy before the update"),
         Column("ref_logprobs", "token", "float32", "log-prob of the frozen reference"),
         Column("values", "token", "float32", "V of the state before the token"),
+        Column("sum_pi_squared", "token", "float32", "sum over the vocabulary of the policy's squared probabilities"),
+        Column("rollout_weights", "token", "float32", "importance weight of the sampler's law, where it is corrected"),
         Column("advantages", "token", "float32", "advantage of the token"),
         Column("returns", "token", "float32", "target of the critic"),
         Column(
@@ -30,6 +34,11 @@ SCHEMA: dict[str, Column] = {
         ),
         Column("group_id", "seq", "int64", "number of the prompt's group within the batch"),
         Column("reward", "seq", "float32", "total scalar reward"),
+        Column("greedy_reward", "seq", "float32", "total reward of the greedy response to the same prompt"),
+        Column("reward_parts", "seq", "float32", "components of the reward, unweighted", wide=True),
+        Column("reward_weights", "seq", "float32", "weights of reward_parts, the same in every row", wide=True),
+        Column("group_tokens", "seq", "float32", "counted tokens of all samples of the prompt"),
+        Column("excluded", "seq", "bool", "leaves the loss and every statistic (aborted, failed, rejected)"),
         Column("version", "seq", "int64", "weight version that drew the first token"),
         Column("truncated", "seq", "bool", "the completion ended by length, not by an end token"),
     )

@@ -14,12 +14,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Entry(Generic[F]):
-    """One registered function: `needs` names the columns it reads, `config` is the class of its constants."""
+    """One registered function: `needs` names the columns it reads, `config` is the class of its constants.
+
+    prepare: for a function that is called on parts, what it must see the whole for first; None for most.
+    """
 
     name: str
     fn: F
     needs: tuple[str, ...] = ()
     config: type | None = None
+    prepare: Callable[..., Any] | None = None
 
     @property
     def doc(self) -> str:
@@ -39,11 +43,18 @@ class Registry(Generic[F]):
         self.kind = kind
         self._entries: dict[str, Entry[F]] = {}
 
-    def register(self, name: str, *, needs: tuple[str, ...] = (), config: type | None = None) -> Callable[[F], F]:
+    def register(
+        self,
+        name: str,
+        *,
+        needs: tuple[str, ...] = (),
+        config: type | None = None,
+        prepare: Callable[..., Any] | None = None,
+    ) -> Callable[[F], F]:
         def add(fn: F) -> F:
             if name in self._entries:
                 raise ConfigError(f"{self.kind} {name!r} is registered twice; choose another name")
-            self._entries[name] = Entry(name, fn, needs, config)
+            self._entries[name] = Entry(name, fn, needs, config, prepare)
             return fn
 
         return add

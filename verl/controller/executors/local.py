@@ -10,9 +10,7 @@ from verl.core.batch import Batch
 
 
 class LocalGroup:
-    """One worker in this process. A method sees only the columns that it declared, and must return those it promised.
-    One worker in this process. A method sees only the columns that it declared, and must return those it promised.
-    """
+    """One worker in this process. A method sees only the columns it declared, and must return those it promised."""
 
     def __init__(self, worker: Worker):
         self.worker = worker

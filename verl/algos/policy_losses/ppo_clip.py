@@ -1,33 +1,13 @@
-"""Policy losses: per token, before any reduction. Registered by name; each has a numpy twin in tests/reference."""
+"""PPO's clipped surrogate."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import torch
 from pydantic import Field
-from torch import Tensor
 
-from verl.algos.segments import Segments
+from verl.algos.policy_losses.inputs import POLICY_LOSSES, PolicyInputs, PolicyLoss, log_ratio
 from verl.config.base import Section
 from verl.core.metrics import Metrics
-from verl.core.registry import Registry
-
-
-@dataclass(frozen=True)
-class PolicyInputs:
-    """All [T]. logprobs carries the gradient; old_logprobs and advantages do not."""
-
-    segments: Segments
-    logprobs: Tensor
-    old_logprobs: Tensor
-    advantages: Tensor
-
-
-PolicyLoss = tuple[Tensor, Metrics]
-"""(loss [T], 0 where the mask is 0; metrics as partials)."""
-POLICY_LOSSES: Registry[Callable[..., PolicyLoss]] = Registry("algorithm.policy_loss")
 
 
 class PPOClip(Section):
@@ -39,11 +19,6 @@ class PPOClip(Section):
     """The ratio is cut above 1 + clip_high."""
     dual_clip: float | None = Field(3.0, gt=1)
     """For negative advantages the loss is at most -A times this (arXiv:1912.09729, eq. 5); null turns it off."""
-
-
-def log_ratio(x: PolicyInputs) -> Tensor:
-    """log-prob now less log-prob then, [T], within [-20, 20] so that its exponential is finite; 0 where masked."""
-    return x.segments.zero(x.logprobs - x.old_logprobs).clamp(-20.0, 20.0)
 
 
 @POLICY_LOSSES.register("ppo_clip", needs=("old_logprobs",), config=PPOClip)
