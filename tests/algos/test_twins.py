@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 from tests.algos.ragged import Ragged, ragged
 from tests.reference import algos as twin
 from verl.algos.advantages import ADVANTAGES, GAE, GRPO, CreditInputs, gae, grpo
-from verl.algos.aggregate import MODES, Aggregation, Denominators
+from verl.algos.aggregate import Aggregation, Denominators
 from verl.algos.kl import KL_ESTIMATORS, kl_values
 from verl.algos.policy_losses import POLICY_LOSSES, PolicyInputs, PPOClip, ppo_clip
 from verl.algos.segments import Segments
-from verl.algos.value_loss import value_loss
 
 TOL = {"rtol": 1e-10, "atol": 1e-10}
 
@@ -51,14 +50,6 @@ def test_ppo_clip(x: Ragged, dual: float | None, spread: float) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(ragged(), st.floats(0.05, 1.0))
-def test_value_loss(x: Ragged, clip: float) -> None:
-    v, old, target = x.column(), x.column(), x.column()
-    loss, _ = value_loss(x.segments, v, old, target, clip)
-    np.testing.assert_allclose(loss, twin.value_loss(v.numpy(), old.numpy(), target.numpy(), x.mask, clip), **TOL)
-
-
-@settings(max_examples=40, deadline=None)
 @given(ragged(), st.sampled_from(KL_ESTIMATORS.names()), st.sampled_from([0.1, 3.0, 100.0]))
 def test_kl(x: Ragged, name: str, spread: float) -> None:
     p, q = x.column(spread).requires_grad_(), x.column(spread)
@@ -75,33 +66,6 @@ def test_kl_gradient_is_finite_at_a_gap_of_100(name: str) -> None:
         p = torch.tensor([gap], requires_grad=True)
         kl_values(name, p, torch.zeros(1)).sum().backward()
         assert torch.isfinite(p.grad).all()
-
-
-@settings(max_examples=60, deadline=None)
-@given(ragged(), st.sampled_from(MODES))
-def test_aggregation(x: Ragged, mode: str) -> None:
-    loss = x.column()
-    s = x.segments
-    got = Aggregation(mode, 16)(loss, s, Denominators.of(s))
-    want = twin.aggregate(x.rows(loss), mode, 16)
-    np.testing.assert_allclose(got, want, **TOL)
-
-
-@settings(max_examples=40, deadline=None)
-@given(ragged(max_seqs=8), st.sampled_from(MODES), st.integers(1, 4))
-def test_aggregation_of_parts_is_that_of_the_whole(x: Ragged, mode: str, parts: int) -> None:
-    loss, s = x.column(), x.segments
-    total = Denominators.of(s)
-    whole = Aggregation(mode, 16)(loss, s, total)
-    cut = np.arange(len(x.lengths)) % parts
-    summed = torch.zeros((), dtype=torch.float64)
-    for part in range(parts):
-        tokens = torch.from_numpy(cut)[s.seq] == part
-        mine = [n for n, c in zip(x.lengths, cut, strict=True) if c == part]
-        if mine:
-            seg = Segments.of(torch.tensor([0, *np.cumsum(mine)]), s.mask[tokens])
-            summed = summed + Aggregation(mode, 16)(loss[tokens], seg, total)
-    np.testing.assert_allclose(summed, whole, **TOL)
 
 
 @settings(max_examples=30, deadline=None)

@@ -75,15 +75,6 @@ def ppo_clip(new, old, adv, m, low, high, dual):
     return loss, grad
 
 
-def value_loss(v, old, target, m, clip):
-    loss = np.zeros(len(v))
-    for t in range(len(v)):
-        if m[t]:
-            near = min(max(v[t], old[t] - clip), old[t] + clip)
-            loss[t] = 0.5 * max((v[t] - target[t]) ** 2, (near - target[t]) ** 2)
-    return loss
-
-
 def kl(name, new, ref):
     out = []
     for p, q in zip(new, ref, strict=True):
@@ -92,20 +83,3 @@ def kl(name, new, ref):
         k3 = min(max(math.exp(e) - e - 1, -10.0), 10.0)
         out.append({"k1": d, "abs": abs(d), "k2": d * d / 2, "k3": k3}[name])
     return np.array(out)
-
-
-def aggregate(rows, mode, length=None):
-    """rows: list of (losses, mask) a sequence, the whole mini-batch."""
-    tokens = sum(sum(map(bool, m)) for _, m in rows)
-    seqs = sum(any(m) for _, m in rows)
-    sums = [sum(x for x, keep in zip(r, m, strict=True) if keep) for r, m in rows]
-    counts = [sum(map(bool, m)) for _, m in rows]
-    if mode == "token_mean":
-        return sum(sums) / max(tokens, 1)
-    if mode == "token_sum":
-        return sum(sums)
-    if mode == "seq_mean_token_sum":
-        return sum(sums) / max(seqs, 1)
-    if mode == "seq_mean_token_sum_norm":
-        return sum(sums) / max(seqs, 1) / length
-    return sum(s / c for s, c in zip(sums, counts, strict=True) if c) / max(seqs, 1)
