@@ -60,11 +60,17 @@ class Segments:
 
     def last(self) -> Tensor:
         """[T] bool: the last counted token of each sequence."""
-        position = torch.arange(len(self.seq), device=self.seq.device)
-        newest = torch.full((self.num_seqs,), -1, device=self.seq.device).scatter_reduce(
-            0, self.seq, torch.where(self.mask, position, -1), "amax"
-        )
-        return self.mask & (newest[self.seq] == position)
+        return self.mask & (self.position() == self.end()[self.seq])
+
+    def end(self) -> Tensor:
+        """[N] int64: position of the last counted token, -1 for a sequence without any."""
+        none = torch.full((self.num_seqs,), -1, device=self.seq.device)
+        return none.scatter_reduce(0, self.seq, torch.where(self.mask, self.position(), -1), "amax")
+
+    def position(self) -> Tensor:
+        """[T] int64: place of a token in its sequence, 0 first; masked tokens have one too."""
+        lengths = torch.bincount(self.seq, minlength=self.num_seqs)
+        return torch.arange(len(self.seq), device=self.seq.device) - (lengths.cumsum(0) - lengths)[self.seq]
 
     def dense(self, x: Tensor) -> Tensor:
         """[T] -> [N, K] with the counted tokens of each sequence moved together to the left, 0 behind them."""

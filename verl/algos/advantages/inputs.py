@@ -62,12 +62,30 @@ class Groups:
 
     def mean(self, x: Tensor) -> Tensor:
         """[N] -> [N] mean of the sample's group; 0 in a group of one."""
-        n = self.size(x.dtype)
-        return torch.where(n < 2, torch.zeros_like(n), self.sum(x) / n.clamp(min=1))[self.place]
+        return torch.where(self.alone(), torch.zeros_like(x), self._mean(x))
 
     def std(self, x: Tensor) -> Tensor:
         """[N] -> [N] unbiased standard deviation of the sample's group; 1 in a group of one."""
         n = self.size(x.dtype)
-        gap = x - (self.sum(x) / n.clamp(min=1))[self.place]
-        std = (self.sum(gap**2) / (n - 1).clamp(min=1)).sqrt()
-        return torch.where(n < 2, torch.ones_like(n), std)[self.place]
+        std = (self.sum((x - self._mean(x)) ** 2) / (n - 1).clamp(min=1)).sqrt()[self.place]
+        return torch.where(self.alone(), torch.ones_like(std), std)
+
+    def alone(self) -> Tensor:
+        """[N] bool: nothing to compare with, the sample's group has fewer than two counted samples."""
+        return self.size(torch.int64)[self.place] < 2
+
+    def top_two(self, x: Tensor, absent: float) -> tuple[Tensor, Tensor]:
+        """[N] -> ([G] largest, [G] second largest: the same in a tie). `absent`, below all x, stands for no sample."""
+        first = self._largest(x, self.counted, absent)
+        at_top = self.counted & (x == first[self.place])
+        tied = self.sum(at_top.long()) > 1
+        return first, torch.where(tied, first, self._largest(x, self.counted & ~at_top, absent))
+
+    def _mean(self, x: Tensor) -> Tensor:
+        """[N] -> [N]. Taken as distance from the group's largest, so that equal values give exactly that value."""
+        top = self._largest(x, self.counted, -torch.inf)[self.place]
+        return top + (self.sum(x - top) / self.size(x.dtype).clamp(min=1))[self.place]
+
+    def _largest(self, x: Tensor, kept: Tensor, absent: float) -> Tensor:
+        floor = torch.full((self.number,), absent, dtype=x.dtype, device=x.device)
+        return floor.scatter_reduce(0, self.place, torch.where(kept, x, absent), "amax")
