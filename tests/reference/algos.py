@@ -20,42 +20,6 @@ def whiten(x, m):
     return np.array([v / math.sqrt(var + 1e-8) for v in out])
 
 
-def gae(rows, gamma, lam):
-    """rows: list of (rewards, values, mask) a sequence. Returns whitened advantages and returns, flat."""
-    adv, ret, flat_mask = [], [], []
-    for r, v, m in rows:
-        a_row, follow, carried = [0.0] * len(r), 0.0, 0.0
-        for t in range(len(r) - 1, -1, -1):
-            if not m[t]:
-                continue
-            delta = r[t] + gamma * follow - v[t]
-            carried = delta + gamma * lam * carried
-            follow = v[t]
-            a_row[t] = carried
-        adv += a_row
-        ret += [a + x if keep else 0.0 for a, x, keep in zip(a_row, v, m, strict=True)]
-        flat_mask += list(m)
-    return whiten(adv, flat_mask), np.array(ret)
-
-
-def grpo(rows, group, normalize):
-    """rows: list of (rewards, mask). A sample without a counted token is in nobody's statistics."""
-    scores = [sum(x for x, keep in zip(r, m, strict=True) if keep) for r, m in rows]
-    out = []
-    for i, (_, m) in enumerate(rows):
-        mates = [scores[j] for j in range(len(rows)) if group[j] == group[i] and any(rows[j][1])]
-        if len(mates) < 2:
-            mean, std = 0.0, 1.0
-        else:
-            mean = sum(mates) / len(mates)
-            std = math.sqrt(sum((s - mean) ** 2 for s in mates) / (len(mates) - 1))
-        a = scores[i] - mean
-        if normalize:
-            a /= std + 1e-6
-        out += [a if keep else 0.0 for keep in m]
-    return np.array(out)
-
-
 def ppo_clip(new, old, adv, m, low, high, dual):
     """(loss, derivative with respect to the new log-prob), per token."""
     loss, grad = np.zeros(len(new)), np.zeros(len(new))
