@@ -35,11 +35,11 @@ format: $(STAMPS)/dev ## let ruff format and fix what it can
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-docs: $(STAMPS)/quickstart ## write docs/reference/config.md from the config classes
-	$(PY) scripts/config_reference.py
+docs: $(STAMPS)/quickstart ## write docs/reference/ from the code
+	$(PY) scripts/reference.py
 
-docs-check: $(STAMPS)/quickstart ## fail if docs/reference/config.md is stale
-	$(PY) scripts/config_reference.py --check
+docs-check: $(STAMPS)/quickstart ## fail if docs/reference/ is stale
+	$(PY) scripts/reference.py --check
 
 bench: $(STAMPS)/quickstart ## run every benchmark in benchmarks/
 	@for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(PY) "$$file" || exit 1; done

@@ -70,7 +70,7 @@ class Toy:
         wrong = (TARGET[prompt] + 1) % VOCAB
         drawn[aborted] = wrong[aborted, None]
         hit = drawn == TARGET[prompt][:, None]
-        echo = np.where(hit, wrong[:, None], TARGET[prompt][:, None])
+        echo = np.where(hit | aborted[:, None], wrong[:, None], TARGET[prompt][:, None])
         tokens = np.concatenate([np.zeros((rows, 1), int), np.stack([drawn, echo, echo], -1).reshape(rows, -1)], 1)
         mask = np.zeros(tokens.shape, bool)
         mask[:, 1::3] = True

@@ -11,7 +11,7 @@ from verl.config import RunConfig, parse_override, resolve
 from verl.config.loader import leaves
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = ROOT / "scripts" / "config_reference.py"
+SCRIPT = ROOT / "scripts" / "reference.py"
 
 
 def test_every_value_is_there_once() -> None:
@@ -42,7 +42,7 @@ def test_value_at_reads_components() -> None:
 
 def test_page_is_not_stale_and_staleness_is_seen(tmp_path: Path) -> None:
     assert (ROOT / "docs" / "reference" / "config.md").read_text(encoding="utf-8") == reference.markdown()
-    copy = tmp_path / "scripts" / "config_reference.py"
+    copy = tmp_path / "scripts" / "reference.py"
     copy.parent.mkdir()
     copy.write_text(SCRIPT.read_text(encoding="utf-8"), encoding="utf-8")
     run, env = [sys.executable, str(copy)], {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -11,14 +11,15 @@ from verl.algos.segments import Segments
 from verl.core.errors import ConfigError
 from verl.core.registry import suggestion
 
-MODES = (
-    "token_mean",
-    "token_sum",
-    "seq_mean_token_sum",
-    "seq_mean_token_mean",
-    "seq_mean_token_sum_norm",
-    "prompt_mean",
-)
+MODE_DOCS = {
+    "token_mean": "sum over tokens / tokens (PPO, DAPO)",
+    "token_sum": "sum over tokens",
+    "seq_mean_token_sum": "sum over tokens / sequences (REINFORCE of whole responses)",
+    "seq_mean_token_mean": "mean over sequences of the mean over their tokens (GRPO)",
+    "seq_mean_token_sum_norm": "seq_mean_token_sum / a fixed length (Dr.GRPO, arXiv:2503.20783)",
+    "prompt_mean": "mean over prompts of the mean over the tokens of all their samples (ScaleRL, arXiv:2510.13786)",
+}
+MODES = tuple(MODE_DOCS)
 
 
 @dataclass(frozen=True)

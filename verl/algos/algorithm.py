@@ -17,7 +17,9 @@ from verl.algos.segments import Segments
 from verl.config.loader import constants
 from verl.config.run import RunConfig
 from verl.core.batch import Batch
+from verl.core.errors import ConfigError
 from verl.core.metrics import Metrics
+from verl.core.outside import load_module
 
 CREDIT_COLUMNS = ("values", "greedy_reward", "reward_parts", "reward_weights", "old_logprobs", "sum_pi_squared")
 
@@ -28,6 +30,8 @@ class Algorithm:
     def __init__(self, cfg: RunConfig):
         a = cfg.algorithm
         self.cfg = a
+        for plugin in a.plugins:
+            load_module(plugin, "algorithm.plugins", ConfigError)
         self.advantage = ADVANTAGES[a.advantage.name]
         self.policy_loss = POLICY_LOSSES[a.policy_loss.name]
         self.advantage_constants = constants(a.advantage, self.advantage.config, "algorithm.advantage")

@@ -79,6 +79,8 @@ class AlgorithmConfig(Section):
 
     name: str = "ppo"
     """Preset: `ppo`, `grpo`, `dapo` and others; `verl algorithms` lists them with their sources."""
+    plugins: tuple[str, ...] = ()
+    """Python files or modules (`FILE.py`, `package.module`) imported first: they may register advantages and losses."""
     advantage: Component = Component(name="gae")
     """Advantage estimator and its constants."""
     policy_loss: Component = Component(name="ppo_clip")

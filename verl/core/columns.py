@@ -28,6 +28,7 @@ SCHEMA: dict[str, Column] = {
         Column("sum_pi_squared", "token", "float32", "sum over the vocabulary of the policy's squared probabilities"),
         Column("rollout_weights", "token", "float32", "importance weight of the sampler's law, where it is corrected"),
         Column("advantages", "token", "float32", "advantage of the token"),
+        Column("chosen", "token", "bool", "what a policy loss chose from the whole mini-batch before any part"),
         Column("returns", "token", "float32", "target of the critic"),
         Column(
             "token_rewards", "token", "float32", "outcome reward on the last sampled token, less any KL in the reward"
