@@ -180,4 +180,4 @@ def test_pass_at_k_of_arrays_tensors_and_large_numbers() -> None:
 )
 def test_pass_at_k_refuses(n: float, c: int, k: float, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        pass_at_k(n, c, k)  # type: ignore[call-overload]
+        pass_at_k(n, c, k)
