@@ -225,5 +225,7 @@ def test_update_plan_keeps_groups_and_counts_whole_mini_batches() -> None:
     for m in plan.minibatches:
         groups = batch["group_id"][list(m.index)].tolist()
         assert all(groups.count(g) == 3 for g in groups)
-        assert m.total == Denominators(float(counts[list(m.index)].sum()), float((counts[list(m.index)] > 0).sum()))
+        mine = counts[list(m.index)]
+        total = Denominators(float(mine.sum()), float((mine > 0).sum()), float(len(set(groups))))
+        assert m.total == total
     assert plan == UpdatePlan.of(batch, cfg, seed=1, step=4) != UpdatePlan.of(batch, cfg, seed=1, step=5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from functools import lru_cache
 
 from verl.core import DataError
@@ -38,6 +39,14 @@ class PromptSampler:
         if not self.shuffle:
             return list(range(start, start + self.per_step))
         return list(_order(self.num_prompts, self.seed, episode)[start : start + self.per_step])
+
+    def refill(self, episode: int, step: int, turn: int, count: int, taken: Container[int]) -> list[int]:
+        """Up to `count` prompts that are not in `taken`: the first ones of an own order of (episode, step, turn).
+
+        Fewer come back where the data has no more. The order is drawn with shuffle off as well.
+        """
+        order = stream(self.seed, "data.refill", episode, step, turn).permutation(self.num_prompts)
+        return [i for i in order.tolist() if i not in taken][:count]
 
 
 @lru_cache(maxsize=4)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from verl.config.models import ModelConfig
-from verl.core.errors import ModelError
+from verl.core.errors import ConfigError, ModelError
 from verl.models.config import NATIVE_TYPES, DecoderConfig
 from verl.models.decoder import Decoder
 from verl.models.fill import fill
@@ -29,8 +29,9 @@ def load_policy(path: ModelPath, cfg: ModelConfig, device: torch.device | str = 
     source, dtype = _source(path, cfg), getattr(torch, cfg.dtype)
     config = _native_config(source, cfg)
     if config is None:
+        _refuse_fp32_head(source.name, cfg)
         return TransformersPolicy(hf_module(source, "AutoModelForCausalLM", dtype, device), source)
-    policy = Policy(config, source, dtype).to_empty(device=device)
+    policy = Policy(config, source, dtype, fp32_head=cfg.fp32_head).to_empty(device=device)
     fill(policy, source.tensors(), source.name, ignore=r"lm_head\.weight" if config.tied else None)
     return policy
 
@@ -90,6 +91,20 @@ def check_role(key: str, path: ModelPath, cfg: ModelConfig, largest: int, longes
         raise ModelError(
             f"{key}: {path} has a context of {context} tokens, the longest sequence here may have {longest}; lower "
             "data.max_prompt_tokens or rollout.max_response_tokens"
+        )
+
+
+def check_head(key: str, path: ModelPath, cfg: ModelConfig) -> None:
+    """ConfigError where model.fp32_head is asked of a policy that transformers runs; reads its config alone."""
+    if cfg.fp32_head and _native_config(_source(path, cfg), cfg) is None:
+        _refuse_fp32_head(f"{key} {path}", cfg)
+
+
+def _refuse_fp32_head(name: str, cfg: ModelConfig) -> None:
+    if cfg.fp32_head:
+        raise ConfigError(
+            f"model.fp32_head: native models only, and {name} runs on transformers; set model.fp32_head=false, "
+            "or model.implementation=native where the architecture is known"
         )
 
 

@@ -27,9 +27,12 @@ class Policy(nn.Module):
         source: ModelSource,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "meta",
+        fp32_head: bool = False,
     ):
+        """fp32_head: logits are the fp32 product of the weights and states, whatever their dtype."""
         super().__init__()
         self.source = source
+        self.fp32_head = fp32_head
         self.model = Decoder(config, dtype, device)
         if not config.tied:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False, dtype=dtype, device=device)
@@ -49,6 +52,8 @@ class Policy(nn.Module):
 
     def logits(self, features: Tensor) -> Tensor:
         """[..., D] -> [..., V]."""
+        if self.fp32_head:
+            return F.linear(features.float(), self.head.float())
         return F.linear(features, self.head)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from verl.core import Prompt, RewardError, VerlError
@@ -12,14 +12,35 @@ from verl.rewards.verifiers import Verifier
 
 MODEL = "reward_model"
 VERIFIER = "verifier"
+OVERLONG = "overlong"
 
 
 @dataclass(frozen=True)
 class Rewards:
-    """One number a response. `parts` are unweighted, by name; `total` is what is trained on."""
+    """One number a response. `parts` are unweighted, by name, with their `weights`; `total` is what is trained on."""
 
     total: list[float]
     parts: dict[str, list[float]]
+    weights: dict[str, float]
+
+    def with_part(self, name: str, values: Sequence[float], weight: float = 1.0) -> Rewards:
+        """One more part, added to the total."""
+        assert name not in self.parts and len(values) == len(self.total)
+        total = [was + weight * value for was, value in zip(self.total, values, strict=True)]
+        return Rewards(total, {**self.parts, name: list(values)}, {**self.weights, name: weight})
+
+    def take(self, rows: Iterable[int]) -> Rewards:
+        """Of these responses, in this order."""
+        index = list(rows)
+        parts = {name: [values[i] for i in index] for name, values in self.parts.items()}
+        return Rewards([self.total[i] for i in index], parts, self.weights)
+
+    @staticmethod
+    def concat(several: Sequence[Rewards]) -> Rewards:
+        """Of all responses, in order; every one has the same parts."""
+        first = several[0]
+        parts = {name: [v for r in several for v in r.parts[name]] for name in first.parts}
+        return Rewards([v for r in several for v in r.total], parts, first.weights)
 
 
 class RewardComposer:
@@ -43,7 +64,7 @@ class RewardComposer:
 
     def add(self, function: RewardFunction) -> None:
         """One more function; a name that is taken gets a number behind it."""
-        taken = {MODEL, VERIFIER, *(f.name for f in self.functions)}
+        taken = {MODEL, VERIFIER, OVERLONG, *(f.name for f in self.functions)}
         name, number = function.name, 2
         while name in taken:
             name, number = f"{function.name}_{number}", number + 1
@@ -71,11 +92,9 @@ class RewardComposer:
         texts = [p.text for p in prompts]
         for function in self.functions:
             parts[function.name] = function.score(texts, list(responses))
-        weights = {f.name: f.weight for f in self.functions}
-        total = [
-            sum(weights.get(name, 1.0) * values[row] for name, values in parts.items()) for row in range(len(responses))
-        ]
-        return Rewards([float(value) for value in total], parts)
+        weights = dict.fromkeys(parts, 1.0) | {f.name: f.weight for f in self.functions}
+        total = [sum(weights[name] * values[row] for name, values in parts.items()) for row in range(len(responses))]
+        return Rewards([float(value) for value in total], parts, weights)
 
     def _verify(self, row: int, prompt: Prompt, response: str) -> float:
         key = None if None in self.verifiers else prompt.source

@@ -28,7 +28,8 @@ from verl.models.source import ModelSource, resolve
 from verl.rewards.build import build_rewards
 from verl.rewards.composer import RewardComposer
 from verl.rewards.functions import RewardFunction
-from verl.trainer.checks import check_models, check_outputs, check_training_law
+from verl.trainer.checks import check_filter, check_models, check_outputs, check_training_law
+from verl.trainer.collect import Collector
 from verl.trainer.evaluate import Evaluator, evaluation_params
 from verl.trainer.folder import RunFolder
 from verl.trainer.log import LogHook
@@ -89,6 +90,7 @@ def read_inputs(cfg: RunConfig, functions: Sequence[tuple[RewardFn, float]] = ()
     sampler = PromptSampler(len(data.train), cfg.trainer.prompts_per_step, cfg.trainer.seed, cfg.data.shuffle)
     own = [RewardFunction.of(fn, weight) for fn, weight in functions]
     composer = build_rewards(cfg.reward, [*data.train, *data.eval], own)
+    check_filter(cfg, composer.names)
     return Inputs(algorithm, source, tokenizer, data, sampler, composer)
 
 
@@ -124,7 +126,8 @@ def _trainer(cfg: RunConfig, inputs: Inputs, console: RunConsole) -> tuple[Train
     console.info(f"Actor {cfg.actor.path}: {policy.implementation} implementation, {cfg.model.dtype}, on {device}")
     engine = rollout.attach(cfg.rollout.backend, policy, cfg.rollout)
     worker = RolloutWorker(engine, inputs.tokenizer, cfg.trainer.seed)
-    source = OnDemandSource(inputs.data.train, inputs.sampler, worker, cfg)
+    needs = inputs.algorithm.needs
+    source = OnDemandSource(inputs.data.train, inputs.sampler, worker, cfg, greedy="greedy_reward" in needs)
     steps = cfg.trainer.num_episodes * source.steps_per_episode
     updates = steps * cfg.update.epochs * cfg.update.mini_batches
     actor = ActorWorker(policy, cfg, inputs.algorithm, device, updates)
@@ -135,8 +138,7 @@ def _trainer(cfg: RunConfig, inputs: Inputs, console: RunConsole) -> tuple[Train
             _reference(cfg, inputs.algorithm, device),
             _critic(cfg, inputs.algorithm, device, updates),
         ),
-        source,
-        RewardScorer(inputs.composer, _reward_model(cfg, device)),
+        Collector(cfg, source, RewardScorer(inputs.composer, _reward_model(cfg, device)), needs, console.warn),
         inputs.algorithm,
         InProcessPublisher(engine, actor.engine.shards),
     )

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 from verl.algos.algorithm import Algorithm
 from verl.config.run import RunConfig
 from verl.core.errors import ConfigError, DataError
+from verl.core.registry import suggestion
 from verl.data.load import PromptData
-from verl.models.load import check_reward_model, check_role
+from verl.models.load import check_head, check_reward_model, check_role
 from verl.models.source import ModelSource
+from verl.rewards.composer import OVERLONG, VERIFIER
 from verl.utils.tracking.tracker import check_installed, check_sinks
 
 
@@ -24,6 +27,33 @@ def check_training_law(cfg: RunConfig) -> None:
             )
     if s.temperature <= 0:
         raise ConfigError("rollout.sampling.temperature: training needs samples that differ; set it above 0, such as 1")
+    if cfg.model.fp32_head and cfg.rollout.backend != "native":
+        raise ConfigError(
+            f"model.fp32_head: native models only, and rollout.backend={cfg.rollout.backend} would sample from other "
+            "logits than the trainer's; set model.fp32_head=false, or rollout.backend=native"
+        )
+
+
+def check_filter(cfg: RunConfig, parts: Sequence[str]) -> None:
+    """What the filter compares exists, and what it is told acts. parts: names of the reward's parts."""
+    f = cfg.algorithm.filter
+    known = ["score", *parts, *([OVERLONG] if cfg.reward.overlong.buffer > 0 else [])]
+    if f.metric not in known:
+        raise ConfigError(
+            f"algorithm.filter.metric: no part of the reward is called {f.metric!r}{suggestion(f.metric, known)}; "
+            f"set one of {', '.join(known)}"
+        )
+    if f.when_short == "stop" and f.constant_groups != "resample":
+        raise ConfigError(
+            "algorithm.filter.when_short: stop acts where resampling came short, and "
+            f"algorithm.filter.constant_groups={f.constant_groups} never samples more; set when_short=continue, "
+            "or constant_groups=resample"
+        )
+    if f.retire_pass_rate is not None and VERIFIER not in parts:
+        raise ConfigError(
+            "algorithm.filter.retire_pass_rate: no verifier says which samples pass; force one with "
+            "reward.verifier=NAME, or set it to null"
+        )
 
 
 def check_outputs(cfg: RunConfig) -> None:
@@ -60,6 +90,9 @@ def check_models(cfg: RunConfig, algorithm: Algorithm, source: ModelSource, data
             f"data.max_prompt_tokens: the longest prompt has {longest} tokens and leaves no room for a response in the "
             f"{context} of {cfg.actor.path}; set it below {context}"
         )
+    check_head("actor.path", cfg.actor.path, cfg.model)
+    if "ref_logprobs" in algorithm.needs and cfg.ref.path is not None:
+        check_head("ref.path", cfg.ref.path, cfg.model)
     whole = min(longest + cfg.rollout.max_response_tokens, context or longest + cfg.rollout.max_response_tokens)
     if "ref_logprobs" in algorithm.needs and cfg.ref.path is not None:
         check_role("ref.path", cfg.ref.path, cfg.model, largest, whole)

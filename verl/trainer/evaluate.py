@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import count, takewhile
 from typing import Any
 
+import numpy as np
+
+from verl.algos.pass_at_k import pass_at_k
 from verl.config.run import RunConfig
 from verl.core.errors import ConfigError
 from verl.core.generation import SamplingParams
+from verl.core.metrics import Metrics
 from verl.core.prompt import Prompt
 from verl.core.trajectory import Trajectory
-from verl.rewards.composer import Rewards
+from verl.rewards.composer import VERIFIER, Rewards
 from verl.trainer.folder import RunFolder
 from verl.trainer.reward import RewardScorer, reward_metrics
 from verl.utils.console import RunConsole
@@ -28,6 +33,18 @@ def evaluation_params(cfg: RunConfig) -> SamplingParams:
             "(eval.max_response_tokens, else rollout.max_response_tokens)"
         )
     return SamplingParams(s.temperature, s.top_p, s.top_k, longest, s.min_tokens)
+
+
+def pass_metrics(correct: np.ndarray, n: int) -> Metrics:
+    """`eval/pass@k` for k = 1, 2, 4 ... below n and n itself: the mean over prompts of the chance that k of a prompt's
+    n samples hold a correct one. correct [P]: samples of each prompt that passed. Nothing where n is 1.
+    """
+    out = Metrics()
+    if n == 1:
+        return out
+    for k in (*takewhile(lambda k: k < n, (2**i for i in count())), n):
+        out.mean(f"eval/pass@{k}", float(pass_at_k(n, correct, k).sum()), float(len(correct)))
+    return out
 
 
 class Evaluator:
@@ -54,9 +71,13 @@ class Evaluator:
         trajectories = self.worker.sample(self.prompts, self.cfg.eval.n, evaluation_params(self.cfg), "eval", 0)
         rewards = self.reward.score(trajectories)
         metrics = reward_metrics(rewards, trajectories, prefix="eval/")
-        verdicts = rewards.parts.get("verifier")
+        verdicts = rewards.parts.get(VERIFIER)
         if verdicts is not None:
-            metrics.mean("eval/accuracy", float(sum(v >= 1.0 for v in verdicts)), float(len(verdicts)))
+            passed = np.asarray(verdicts) >= 1.0
+            metrics.mean("eval/accuracy", float(passed.sum()), float(len(passed)))
+            metrics = Metrics.merge(
+                [metrics, pass_metrics(passed.reshape(-1, self.cfg.eval.n).sum(1), self.cfg.eval.n)]
+            )
         values = metrics.values_by_name()
         self._write_samples(step, trajectories, rewards)
         self.console.evaluation(step, values.get("eval/accuracy"), values["eval/reward"], len(self.prompts))

@@ -6,6 +6,7 @@ from verl.config.run import RunConfig
 from verl.trainer.evaluate import Evaluator
 from verl.trainer.hooks import Hook
 from verl.trainer.loop import StepResult, Trainer
+from verl.trainer.seldom import Seldom
 from verl.utils.console import RunConsole
 from verl.utils.flops import matmul_peak, mfu
 from verl.utils.monitoring import get_gpu_memory_usage
@@ -18,6 +19,7 @@ class LogHook(Hook):
     def __init__(self, cfg: RunConfig, tracker: Tracker, console: RunConsole, evaluator: Evaluator | None, device: str):
         self.cfg, self.tracker, self.console, self.evaluator = cfg, tracker, console, evaluator
         self.device = device
+        self.warn = Seldom(console.warn)
         self.first = True
         self.cut = 0
 
@@ -36,9 +38,10 @@ class LogHook(Hook):
             m.update(self.evaluator.evaluate(result.step))
         m["perf/memory_gb"] = float(get_gpu_memory_usage())
         seconds = sum(v for k, v in m.items() if k.startswith("time/"))
-        m["perf/throughput"] = result.batch.num_tokens / max(seconds, 1e-9)
+        m["perf/throughput"] = sum(len(t.token_ids) for t in result.trajectories) / max(seconds, 1e-9)
         flops = m.get("actor/flops", 0.0) + m.get("critic/flops", 0.0)
-        m["perf/mfu"] = mfu(flops, m["time/update"], matmul_peak(self.device, self.cfg.model.dtype))
+        if flops > 0:
+            m["perf/mfu"] = mfu(flops, m["time/update"], matmul_peak(self.device, self.cfg.model.dtype))
         self.tracker.log(m, result.step)
         episode, within = trainer.source.place(result.step)
         per_episode, kl = trainer.source.steps_per_episode, m.get("kl")
@@ -54,6 +57,13 @@ class LogHook(Hook):
             self.console.warn(
                 f"step {result.step}: gradients were not finite, the update was skipped; calmer values: "
                 "--ppo_clip_coef 0.05 --kl_coef 0.01 --learning_rate 1e-7"
+            )
+        if m.get("update/skipped", 0) > 0:
+            self.warn(
+                "skipped",
+                result.step,
+                "no sample was left to learn from, the weights stay as they are; see algorithm.filter "
+                "(constant_groups, exclude_truncated) and algorithm.rollout_correction.reject, or raise rollout.n",
             )
         if trainer.reward.cut > self.cut:
             self.console.warn(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from verl.algos.algorithm import Algorithm
@@ -15,12 +16,18 @@ from verl.core.batch import Batch
 from verl.core.metrics import Metrics
 from verl.core.trajectory import Trajectory
 from verl.rewards.composer import Rewards
+from verl.trainer.collect import Collector
 from verl.trainer.hooks import Hook
-from verl.trainer.reward import RewardScorer, reward_column, reward_metrics
+from verl.trainer.reward import RewardScorer
 from verl.trainer.source import OnDemandSource
 from verl.utils.timing import StepClock
 from verl.weights.publisher import InProcessPublisher
 from verl.workers.update_plan import UpdatePlan
+
+
+def skipped() -> Metrics:
+    """Of a step without a token to learn from: no optimizer step is made, and the weights stay."""
+    return Metrics().sum("update/skipped", 1.0)
 
 
 @dataclass(frozen=True)
@@ -34,7 +41,7 @@ class Roles:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What hooks may look at after a step."""
+    """What hooks may look at after a step. batch: what was trained on; trajectories, rewards: all that was sampled."""
 
     step: int
     batch: Batch
@@ -49,8 +56,7 @@ class Trainer:
 
     cfg: RunConfig
     roles: Roles
-    source: OnDemandSource
-    reward: RewardScorer
+    collector: Collector
     algorithm: Algorithm
     publisher: InProcessPublisher
     hooks: Sequence[Hook] = ()
@@ -61,6 +67,14 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.planned_steps = self.cfg.trainer.num_episodes * self.source.steps_per_episode
+
+    @property
+    def source(self) -> OnDemandSource:
+        return self.collector.source
+
+    @property
+    def reward(self) -> RewardScorer:
+        return self.collector.reward
 
     def fit(self) -> None:
         """Train from the current step to the planned last one."""
@@ -76,28 +90,31 @@ class Trainer:
     def train_step(self) -> StepResult:
         clock = StepClock()
         self.step += 1
-        with self.phase(clock, "rollout"):
-            trajectories = self.source.take(self.step)
-        with self.phase(clock, "reward"):
-            rewards = self.reward.score(trajectories)
-            batch = Batch.of(trajectories).with_(reward=reward_column(rewards))
+        got = self.collector.collect(self.step, partial(self.phase, clock))
+        batch, learned = self.learn(got.batch, clock) if got.batch.num_seqs else (got.batch, skipped())
+        metrics = self.algorithm.summary(Metrics.merge([got.metrics, learned, clock.metrics()]).values_by_name())
+        return StepResult(self.step, batch, got.trajectories, got.rewards, metrics)
+
+    def learn(self, batch: Batch, clock: StepClock) -> tuple[Batch, Metrics]:
+        """From rewards to new weights: the batch with all its columns, and what was seen on the way."""
         with self.phase(clock, "score"):
             batch = self.score(batch)
         with self.phase(clock, "credit"):
             batch, credit = self.algorithm.credit(batch)
         with self.phase(clock, "update"):
-            learn = self.update(batch)
+            learned = self.update(batch)
         with self.phase(clock, "publish"):
             self.version += 1
             self.publisher.publish(self.version)
-        metrics = Metrics.merge([reward_metrics(rewards, trajectories), credit, learn, clock.metrics()])
-        return StepResult(self.step, batch, trajectories, rewards, metrics.values_by_name())
+        return batch, Metrics.merge([credit, learned])
 
     def score(self, batch: Batch) -> Batch:
         """Ask every model at once, and only for the columns that the algorithm reads."""
         needs, r = self.algorithm.needs, self.roles
         asked: list[Any] = []
-        if "old_logprobs" in needs:
+        if "sum_pi_squared" in needs:
+            asked.append(r.actor.call("old_logprobs_and_squares", batch))
+        elif "old_logprobs" in needs:
             asked.append(r.actor.call("old_logprobs", batch))
         if r.ref is not None:
             asked.append(r.ref.call("ref_logprobs", batch))
@@ -108,6 +125,8 @@ class Trainer:
     def update(self, batch: Batch) -> Metrics:
         """The plan fixes mini-batches and their global counts, so no number of ranks changes the loss."""
         plan = UpdatePlan.of(batch, self.cfg.update, self.cfg.trainer.seed, self.step)
+        if not plan.minibatches:
+            return skipped()
         jobs: list[Any] = []
         if self.roles.critic is not None:
             jobs.append(self.roles.critic.call("update_critic", batch, plan=plan))
@@ -126,6 +145,7 @@ class Trainer:
         """Everything that the next step depends on, by component."""
         out: dict[str, dict[str, Any]] = {
             "trainer": {"step": self.step, "version": self.version},
+            "source": self.source.state_dict(),
             "algorithm": self.algorithm.state_dict(),
             "actor": self.roles.actor.state_dict(),
         }
@@ -135,6 +155,7 @@ class Trainer:
 
     def load_state(self, state: dict[str, dict[str, Any]]) -> None:
         self.step, self.version = int(state["trainer"]["step"]), int(state["trainer"]["version"])
+        self.source.load_state_dict(state["source"])
         self.algorithm.load_state_dict(state["algorithm"])
         self.roles.actor.load_state_dict(state["actor"])
         if self.roles.critic is not None:

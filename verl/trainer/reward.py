@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from verl.core.metrics import Metrics
 from verl.core.trajectory import Trajectory
@@ -32,11 +30,6 @@ class RewardScorer:
         if self.model is not None:
             scores = self.model.score([(p.messages, r) for p, r in zip(prompts, responses, strict=True)])
         return self.composer.score(prompts, responses, scores)
-
-
-def reward_column(rewards: Rewards) -> Tensor:
-    """[N] total reward."""
-    return torch.tensor(rewards.total, dtype=torch.float32)
 
 
 def reward_metrics(rewards: Rewards, trajectories: Sequence[Trajectory], prefix: str = "") -> Metrics:

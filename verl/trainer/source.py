@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from verl.config.run import RunConfig
 from verl.core.generation import SamplingParams
@@ -18,12 +20,32 @@ def training_params(cfg: RunConfig) -> SamplingParams:
     return SamplingParams(s.temperature, s.top_p, s.top_k, cfg.rollout.max_response_tokens, s.min_tokens)
 
 
-class OnDemandSource:
-    """Prompts in the sampler's order, each with cfg.rollout.n samples. Its only state is the step number."""
+@dataclass(frozen=True)
+class Group:
+    """One prompt's samples. index: of the prompt in the training data; greedy: None unless it was asked for."""
 
-    def __init__(self, prompts: Sequence[Prompt], sampler: PromptSampler, worker: RolloutWorker, cfg: RunConfig):
-        self.prompts, self.sampler, self.worker = prompts, sampler, worker
+    index: int
+    samples: tuple[Trajectory, ...]
+    greedy: Trajectory | None = None
+
+
+class OnDemandSource:
+    """Prompts in the sampler's order, each with cfg.rollout.n samples and, where `greedy`, the most probable response.
+
+    Its only state is which prompts are retired.
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        sampler: PromptSampler,
+        worker: RolloutWorker,
+        cfg: RunConfig,
+        greedy: bool = False,
+    ):
+        self.prompts, self.sampler, self.worker, self.greedy = prompts, sampler, worker, greedy
         self.n, self.params = cfg.rollout.n, training_params(cfg)
+        self.retired: set[int] = set()
         whole = sampler.steps_per_episode
         self.steps_per_episode = min(whole, cfg.trainer.max_steps_per_episode or whole)
 
@@ -31,6 +53,41 @@ class OnDemandSource:
         """(episode from 0, step within it from 0) of training step `step`, counted from 1."""
         return divmod(step - 1, self.steps_per_episode)
 
-    def take(self, step: int) -> list[Trajectory]:
-        chosen = [self.prompts[i] for i in self.sampler.indices(*self.place(step))]
-        return self.worker.sample(chosen, self.n, self.params, "rollout", step)
+    def planned(self, step: int) -> list[int]:
+        """The prompts of a step: the sampler's, with others in the place of resting ones."""
+        planned, resting = self.sampler.indices(*self.place(step)), self.resting
+        kept = [i for i in planned if i not in resting]
+        return kept + self.more(step, 0, len(planned) - len(kept), kept)
+
+    def more(self, step: int, turn: int, count: int, taken: Iterable[int]) -> list[int]:
+        """Up to `count` prompts beside `taken` and the resting ones, in the order of `turn`."""
+        return self.sampler.refill(*self.place(step), turn, count, {*taken, *self.resting})
+
+    def sample(self, step: int, prompts: Sequence[int], first_group: int = 0) -> list[Group]:
+        """One group a prompt, numbered from first_group."""
+        chosen = [self.prompts[i] for i in prompts]
+        drawn = self.worker.sample(
+            chosen, self.n, self.params, "rollout", step, first_group=first_group, greedy=self.greedy
+        )
+        width = self.n + self.greedy
+        rows = [drawn[g * width : (g + 1) * width] for g in range(len(prompts))]
+        return [
+            Group(i, tuple(row[: self.n]), row[self.n] if self.greedy else None)
+            for i, row in zip(prompts, rows, strict=True)
+        ]
+
+    @property
+    def enough(self) -> bool:
+        """Whether the prompts that are not retired fill a step."""
+        return len(self.prompts) - len(self.retired) >= self.sampler.per_step
+
+    @property
+    def resting(self) -> frozenset[int]:
+        """Prompts that no step samples. When fewer than a step needs are left, none rests any more."""
+        return frozenset(self.retired if self.enough else ())
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"retired": sorted(self.retired)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.retired = set(state["retired"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from verl.algos.aggregate import Denominators
 from verl.algos.algorithm import Algorithm
 from verl.config.run import RunConfig
@@ -13,10 +15,10 @@ from verl.core.batch import Batch
 from verl.core.metrics import Metrics
 from verl.engines.train.engine import EmbeddedTrainEngine, Outputs
 from verl.models.export import export
-from verl.models.logprobs import token_logprobs
+from verl.models.logprobs import token_logprobs, token_scores
 from verl.models.packed import PackedInput
 from verl.models.policy import AnyPolicy, Policy
-from verl.workers.update_plan import UpdatePlan
+from verl.workers.update_plan import MiniBatch, UpdatePlan
 
 
 class ActorWorker(Worker):
@@ -41,14 +43,28 @@ class ActorWorker(Worker):
         logprobs, entropy = token_logprobs(self.policy, packed, self.temperature, entropy=self.wants_entropy)
         return Outputs(logprobs, entropy)
 
+    def _score(self, packed: PackedInput) -> Outputs:
+        return Outputs(token_logprobs(self.policy, packed, self.temperature)[0])
+
+    def _score_with_squares(self, packed: PackedInput) -> Outputs:
+        scores = token_scores(self.policy, packed, self.temperature, sum_pi_squared=True)
+        assert scores.sum_pi_squared is not None
+        return Outputs(torch.stack([scores.logprobs, scores.sum_pi_squared], dim=1))
+
     @register(DP, reads=("token_ids", "loss_mask", "group_id"), writes=("old_logprobs",))
     def old_logprobs(self, batch: Batch) -> Batch:
-        return Batch(batch.cu_seqlens, {"old_logprobs": self.engine.infer(batch)})
+        return Batch(batch.cu_seqlens, {"old_logprobs": self.engine.infer(batch, self._score)})
+
+    @register(DP, reads=("token_ids", "loss_mask", "group_id"), writes=("old_logprobs", "sum_pi_squared"))
+    def old_logprobs_and_squares(self, batch: Batch) -> Batch:
+        """Both from one forward."""
+        logprobs, squares = self.engine.infer(batch, self._score_with_squares).unbind(1)
+        return Batch(batch.cu_seqlens, {"old_logprobs": logprobs, "sum_pi_squared": squares})
 
     @register(
         DP,
         reads=("token_ids", "loss_mask", "group_id", "advantages", "rollout_logprobs"),
-        optional=("old_logprobs", "ref_logprobs"),
+        optional=("old_logprobs", "ref_logprobs", "rollout_weights", "group_tokens"),
     )
     def update_actor(self, batch: Batch, plan: UpdatePlan) -> Metrics:
         """One optimizer step for each mini-batch of the plan."""
@@ -58,8 +74,15 @@ class ActorWorker(Worker):
             def loss(out: Outputs, part: Batch, total: Denominators = mini.total) -> Any:
                 return self.algorithm.actor_loss(out.values, out.entropy, part, total)
 
-            seen += [self.engine.forward_backward(batch.take(mini.index), loss), self.engine.optim_step()]
+            seen += [self.engine.forward_backward(self._prepared(batch, mini), loss), self.engine.optim_step()]
         return Metrics.merge(seen)
+
+    def _prepared(self, batch: Batch, mini: MiniBatch) -> Batch:
+        """The mini-batch; with what its loss chooses from all of it under the weights of now, where it does."""
+        mine = batch.take(mini.index)
+        if self.algorithm.policy_loss.prepare is None:
+            return mine
+        return self.algorithm.prepare(mine, self.engine.infer(mine, self._score), mini.seed)
 
     @register(ONE_TO_ALL)
     def export(self, folder: str) -> None:

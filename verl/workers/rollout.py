@@ -20,19 +20,32 @@ class RolloutWorker:
         self.engine, self.tokenizer, self.seed = engine, tokenizer, seed
 
     def sample(
-        self, prompts: Sequence[Prompt], n: int, params: SamplingParams, stream: str, step: int
+        self,
+        prompts: Sequence[Prompt],
+        n: int,
+        params: SamplingParams,
+        stream: str,
+        step: int,
+        *,
+        first_group: int = 0,
+        greedy: bool = False,
     ) -> list[Trajectory]:
-        """n trajectories a prompt, prompt-major. Each seed is a function of (run, stream, step, prompt, number)."""
-        asked: dict[str, tuple[int, int]] = {}
+        """n trajectories a prompt, prompt-major. Each seed is a function of (run, stream, step, prompt, number).
+
+        first_group: number of the first prompt's group. greedy: one trajectory more a prompt, behind its n, of the most
+        probable tokens; its sample_id is n.
+        """
+        asked: dict[str, tuple[Prompt, int, int]] = {}
         requests = []
-        for g, prompt in enumerate(prompts):
-            for k in range(n):
+        for g, prompt in enumerate(prompts, start=first_group):
+            for k in range(n + greedy):
                 name = f"{stream}/{step}/{g}/{k}"
-                asked[name] = (g, k)
+                asked[name] = (prompt, g, k)
                 own = replace(params, seed=derive_seed(self.seed, stream, step, prompt.id, k))
+                own = replace(own, temperature=0.0) if k == n else own
                 requests.append(GenRequest(name, f"{stream}/{step}/{g}", tuple(prompt.token_ids), own))
         done = self._run(requests)
-        return [self._trajectory(prompts[g], done[name], g, k) for name, (g, k) in asked.items()]
+        return [self._trajectory(prompt, done[name], g, k) for name, (prompt, g, k) in asked.items()]
 
     def _run(self, requests: Sequence[GenRequest]) -> dict[str, Completion]:
         waiting = {r.id for r in requests}

@@ -10,15 +10,16 @@ from verl.algos.aggregate import Denominators
 from verl.algos.segments import Segments
 from verl.config.algorithm import UpdateConfig
 from verl.core.batch import Batch
-from verl.core.rng import stream
+from verl.core.rng import derive_seed, stream
 
 
 @dataclass(frozen=True)
 class MiniBatch:
-    """index: sequences, ascending; total: the counts that its loss is divided by."""
+    """index: sequences, ascending; total: the counts that its loss is divided by; seed: of what its loss draws."""
 
     index: tuple[int, ...]
     total: Denominators
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -27,18 +28,25 @@ class UpdatePlan:
 
     @classmethod
     def of(cls, batch: Batch, cfg: UpdateConfig, seed: int, step: int) -> UpdatePlan:
-        """cfg.epochs passes of cfg.mini_batches mini-batches; groups stay whole, their order is drawn for each pass."""
+        """cfg.epochs passes of cfg.mini_batches mini-batches; groups stay whole, their order is drawn for each pass.
+
+        A mini-batch without a counted token is left out: a step on a zero gradient would still move the weights, by
+        the optimizer's momentum.
+        """
         groups = batch["group_id"].tolist()
         numbers = sorted(set(groups))
         members: dict[int, list[int]] = {g: [] for g in numbers}
         for i, g in enumerate(groups):
             members[g].append(i)
-        counts = Segments.of(batch.cu_seqlens, batch["loss_mask"]).counts
+        counted = batch.select(("loss_mask", "group_id"))
         out = []
         for epoch in range(cfg.epochs):
             order = stream(seed, "minibatches", step, epoch).permutation(len(numbers))
-            for part in np.array_split(order, cfg.mini_batches):
+            for number, part in enumerate(np.array_split(order, cfg.mini_batches)):
                 index = tuple(sorted(i for g in part.tolist() for i in members[numbers[g]]))
-                mine = counts[list(index)]
-                out.append(MiniBatch(index, Denominators(float(mine.sum()), float((mine > 0).sum()))))
+                mine = counted.take(index)
+                total = Denominators.of(Segments.of(mine.cu_seqlens, mine["loss_mask"]), mine["group_id"])
+                if total.tokens > 0:
+                    own = derive_seed(seed, "policy_loss", step, epoch * cfg.mini_batches + number)
+                    out.append(MiniBatch(index, total, own))
         return cls(tuple(out))

@@ -23,7 +23,10 @@ from verl.utils.flops import model_flops
 
 @dataclass(frozen=True)
 class Outputs:
-    """What the model says of each token of a batch, [T], 0 where loss_mask is 0. entropy: [T], only where asked."""
+    """What the model says of each token of a batch, [T], 0 where loss_mask is 0. entropy: [T], only where asked.
+
+    values may be [T, K] for a forward that `infer` is given and that says K things of a token.
+    """
 
     values: Tensor
     entropy: Tensor | None = None
@@ -66,13 +69,18 @@ class EmbeddedTrainEngine:
         return split(batch, self.max_tokens, self.share_prompt)
 
     @torch.no_grad()
-    def infer(self, batch: Batch) -> Tensor:
-        """[T] float32 on the host: the model's column for every token; no gradient."""
+    def infer(self, batch: Batch, forward: Forward | None = None) -> Tensor:
+        """[T] float32 on the host: the model's column for every token; no gradient.
+
+        forward: in place of the engine's own; the answer is [T, K] where its values are.
+        """
         places = batch.per_seq(torch.arange(batch.num_tokens))
         out = torch.zeros(batch.num_tokens)
         for index in self._split(batch):
             part = batch.take(index).to(self.device)
-            values = self.forward(PackedInput.of(part, self.share_prompt)).values
+            values = (forward or self.forward)(PackedInput.of(part, self.share_prompt)).values
+            if values.ndim > out.ndim:
+                out = out.new_zeros(batch.num_tokens, values.shape[1])
             out[torch.cat([places[i] for i in index])] = values.float().cpu()
         return out
 
