@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from verl.algos.presets import preset_values
+from verl.algos.presets import PRESETS, preset_values
 from verl.cli.arguments import run_main
 from verl.cli.flags import Flag, FlagTable
 from verl.cli.launch import launch
@@ -88,6 +88,9 @@ def configure(layers: Sequence[Tree]) -> RunConfig:
     if chooses(user, "actor", "path"):
         for path in OF_THE_MODEL:
             embedded = without(embedded, path)
+    name = user["algorithm"]["name"] if chooses(user, "algorithm", "name") else "ppo"
+    if name in PRESETS and not PRESETS[name].values["algorithm"]["kl"]["coef"]:
+        embedded = without(embedded, "algorithm.kl")  # an algorithm without a reference stays without
     return resolve([embedded, user], preset_values())
 
 

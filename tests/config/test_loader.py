@@ -83,7 +83,29 @@ def test_faults_are_one_line_with_their_path(word: str, message: str) -> None:
         ("algorithm.policy_loss=ppo_klip", r"did you mean 'ppo_clip'"),
         ("algorithm.kl.estimator=k9", r"unknown algorithm.kl.estimator 'k9'"),
         ("algorithm.aggregation=mean", r"^algorithm.aggregation: unknown mode 'mean'"),
-        ("algorithm.aggregation=seq_mean_token_sum_norm", r"^algorithm.aggregation_length: needed"),
+        ("algorithm.plugins=[nowhere.py]", r"^algorithm.plugins: no such file nowhere.py"),
+        ("algorithm.plugins=[no_such_module]", r"^algorithm.plugins: no module 'no_such_module'"),
+        ("algorithm={name: gdpo, kl: {place: reward, coef: 0.1}}", r"^algorithm.kl.place: 'gdpo' reads the parts"),
+        (
+            "algorithm.rollout_correction={old_logprobs: bypass, level: token}",
+            r"^algorithm.rollout_correction.level: does nothing with",
+        ),
+        (
+            "algorithm={name: otb, rollout_correction: {old_logprobs: bypass}}",
+            r"^algorithm.rollout_correction.old_logprobs: this advantage needs",
+        ),
+        (
+            "algorithm={name: gpg, rollout_correction: {old_logprobs: bypass}}",
+            r"^algorithm.rollout_correction.old_logprobs: 'gpg' has no ratio",
+        ),
+        (
+            "algorithm={name: ppo, rollout_correction: {old_logprobs: skip}}",
+            r"^algorithm.rollout_correction.old_logprobs: this algorithm reads",
+        ),
+        (
+            "algorithm={name: grpo, rollout_correction: {reject: token}}",
+            r"^algorithm.rollout_correction.reject_high: needed",
+        ),
         ("algorithm={name: grpo, kl: {estimator: k1}}", r"^algorithm.kl.estimator: the gradient of k1 in the loss"),
         ("update.mini_batches=99", r"^update.mini_batches: 99 mini-batches cannot be made"),
     ],
@@ -91,6 +113,13 @@ def test_faults_are_one_line_with_their_path(word: str, message: str) -> None:
 def test_faults_of_the_algorithm_are_found_before_any_model(word: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Algorithm(load(word))
+
+
+def test_filters_and_group_advantages_need_several_samples() -> None:
+    for preset in ("remax", "rloo"):
+        tree = {"algorithm": {"name": preset, "filter": {"constant_groups": "drop"}}, "rollout": {"n": 1}}
+        with pytest.raises(ConfigError, match=r"^rollout.n: "):
+            Algorithm(resolve([tree], PRESETS))
 
 
 def test_files(tmp_path) -> None:

@@ -126,7 +126,7 @@ def test_paths_that_do_not_load(file, tmp_path):
         f"{bad}:f": "raised ZeroDivisionError: division by zero (bad.py, line 3)",
         f"{needs}:f": "raised ModuleNotFoundError: No module named 'not_installed_anywhere'",
         "needs_missing:f": "importing needs_missing raised ModuleNotFoundError",
-        "no_such_package.sub:f": "no module 'no_such_package'; install it, or give FILE.py:NAME",
+        "no_such_package.sub:f": "no module 'no_such_package'; install it, or give a path FILE.py",
     }
     for path, message in cases.items():
         with pytest.raises(RewardError) as caught:
