@@ -1,0 +1,144 @@
+"""Train one task with several presets and seeds, at an equal budget of sampled responses, and write what was seen.
+
+    python scripts/compare_algorithms.py --jobs 2        # trains what is missing in outputs/compare, prints the table
+    python scripts/compare_algorithms.py --only-report   # prints the table and draws the plot again
+
+Every run is `examples/ppo/quickstart.py --algorithm NAME --seed N` with its defaults. An algorithm that samples more
+responses a step than the others spends the budget in fewer steps. Needs matplotlib (reasoning-gym brings it).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from verl.algos.presets import PRESETS
+from verl.utils.tracking.jsonl import read_metrics
+
+ROOT = Path(__file__).resolve().parent.parent
+ALGORITHMS = ("ppo", "grpo", "dr_grpo", "rloo", "reinforce_pp", "dapo", "gspo", "cispo")
+COLOURS = ("#24292f", "#0969da", "#54aeff", "#1a7f37", "#d1570a", "#8250df", "#bf3989", "#9a6700")
+MARKS = (0.25, 0.5, 0.75, 1.0)
+"""Shares of the budget that the table shows."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One run: responses sampled and accuracy at each evaluation; seconds of training a step, median."""
+
+    responses: list[float]
+    accuracy: list[float]
+    seconds: float
+    steps: int
+
+    @classmethod
+    def of(cls, run: Path, budget: int) -> Curve:
+        responses, accuracy, seconds, seen = [], [], [], 0.0
+        for row in read_metrics(run / "metrics.jsonl"):
+            seen += row.get("rollout/responses", 0.0)
+            if seen > budget:
+                break
+            if "rollout/responses" in row:
+                seconds.append(sum(v for k, v in row.items() if k.startswith("time/")))
+            if "eval/accuracy" in row:
+                responses.append(seen)
+                accuracy.append(row["eval/accuracy"])
+        return cls(responses, accuracy, statistics.median(seconds), len(seconds))
+
+    def at(self, responses: float) -> float:
+        """Accuracy of the last evaluation within `responses`."""
+        return [a for r, a in zip(self.responses, self.accuracy, strict=True) if r <= responses][-1]
+
+
+def folder(out: Path, algorithm: str, seed: int) -> Path:
+    return out / f"{algorithm}-{seed}"
+
+
+def train(out: Path, algorithm: str, seed: int, steps: int, threads: int) -> None:
+    """One run, unless it is there already."""
+    run = folder(out, algorithm, seed)
+    if (run / "config.json").is_file():
+        return
+    command = [sys.executable, str(ROOT / "examples" / "ppo" / "quickstart.py"), "--algorithm", algorithm]
+    command += ["--seed", str(seed), "--max_steps_per_episode", str(steps), "--eval_every", "5", "--overwrite", "true"]
+    command += ["--output_dir", str(run)]
+    log = out / f"{algorithm}-{seed}.log"
+    with log.open("w") as f:
+        code = subprocess.run(
+            command, stdout=f, stderr=f, env={**os.environ, "OMP_NUM_THREADS": str(threads)}
+        ).returncode
+    print(f"{algorithm} seed {seed}: {'done' if code == 0 else f'failed, see {log}'}", flush=True)
+
+
+def table(curves: dict[str, list[Curve]], budget: int) -> list[str]:
+    marks = [round(budget * m) for m in MARKS]
+    head = "| preset | " + " | ".join(f"{m:,} responses" for m in marks) + " | updates | s/step |"
+    out = [head, "|---" * (len(marks) + 3) + "|"]
+    for name, runs in curves.items():
+        cells = []
+        for mark in marks:
+            seen = [c.at(mark) for c in runs]
+            cells.append(f"{statistics.mean(seen):.2f} ({min(seen):.2f} to {max(seen):.2f})")
+        steps = [c.steps for c in runs]
+        updates = f"{min(steps)}" if min(steps) == max(steps) else f"{min(steps)} to {max(steps)}"
+        seconds = statistics.median(c.seconds for c in runs)
+        out.append(f"| `{name}` | " + " | ".join(cells) + f" | {updates} | {seconds:.1f} |")
+    return out
+
+
+def draw(curves: dict[str, list[Curve]], file: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(2, 4, figsize=(10, 4.6), dpi=120, sharex=True, sharey=True)
+    for colour, panel, (name, runs) in zip(COLOURS, axes.flat, curves.items(), strict=False):
+        for others in curves.values():
+            for c in others:
+                panel.plot(c.responses, c.accuracy, color="#d0d7de", linewidth=0.5)
+        for c in runs:
+            panel.plot(c.responses, c.accuracy, color=colour, linewidth=1.6)
+        panel.set_title(name, fontsize=9, loc="left")
+        panel.set_ylim(0, 1.02)
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.grid(axis="y", alpha=0.25)
+    figure.supxlabel("sampled responses", fontsize=9)
+    figure.supylabel("greedy accuracy", fontsize=9)
+    figure.tight_layout()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, metadata={"Date": None})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--algorithms", nargs="+", default=list(ALGORITHMS), choices=list(PRESETS), metavar="NAME")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=60, help="steps of 16 prompts with 8 samples each [60]")
+    parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "compare")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at one time; threads are shared out [1]")
+    parser.add_argument("--only-report", action="store_true")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    threads = max(1, (os.cpu_count() or 1) // args.jobs)
+    if not args.only_report:
+        with ThreadPoolExecutor(args.jobs) as pool:
+            for seed in args.seeds:
+                for name in args.algorithms:
+                    pool.submit(train, args.out, name, seed, args.steps, threads)
+    budget = args.steps * 16 * 8
+    runs = {n: [folder(args.out, n, s) for s in args.seeds] for n in args.algorithms}
+    curves = {n: [Curve.of(r, budget) for r in rs if (r / "config.json").is_file()] for n, rs in runs.items()}
+    curves = {n: c for n, c in curves.items() if c}
+    print("\n".join(table(curves, budget)))
+    draw(curves, ROOT / "docs" / "assets" / "algorithms-compared.svg")
+
+
+if __name__ == "__main__":
+    main()
