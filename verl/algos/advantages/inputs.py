@@ -77,7 +77,7 @@ class Groups:
     def top_two(self, x: Tensor, absent: float) -> tuple[Tensor, Tensor]:
         """[N] -> ([G] largest, [G] second largest: the same in a tie). `absent`, below all x, stands for no sample."""
         first = self._largest(x, self.counted, absent)
-        at_top = self.counted & (x == first[self.place])
+        at_top = x == first[self.place]
         tied = self.sum(at_top.long()) > 1
         return first, torch.where(tied, first, self._largest(x, self.counted & ~at_top, absent))
 
