@@ -102,6 +102,15 @@ def test_no_mismatch_is_an_effective_sample_size_of_one() -> None:
     assert effective_sample_size(values) == 1.0 and values["rollout/k3"] == 0.0
 
 
+def test_mean_weight_is_over_counted_tokens_or_sequences() -> None:
+    """Ratios 2 and 1 of row 0, 4 of row 1; row 2 is masked. Tokens: mean 7/3; sequences 2 and 4: mean 3."""
+    s = Segments(torch.tensor([0, 0, 1, 2]), torch.tensor([1, 1, 1, 0]).bool(), 3)
+    old = torch.tensor([2.0, 1.0, 4.0, 9.0], dtype=torch.float64).log()
+    for level, want in (("token", [6 / 7, 3 / 7, 12 / 7, 0.0]), ("sequence", [2 / 3, 2 / 3, 4 / 3, 0.0])):
+        cfg = CorrectionConfig(level=level, cap=10.0, normalize=True)
+        np.testing.assert_allclose(importance_weights(s, old, torch.zeros_like(old), cfg), want, **TOL)
+
+
 def test_all_weights_zero_stay_zero_when_normalized() -> None:
     s = Segments(torch.tensor([0, 0, 1]), torch.ones(3, dtype=torch.bool), 2)
     for level in ("token", "sequence"):

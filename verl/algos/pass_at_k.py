@@ -34,8 +34,8 @@ def pass_at_k(n: Any, c: Any, k: int) -> Any:
     if (correct < 0).any() or (correct > total).any():
         raise ValueError("pass_at_k: c counts correct samples, so it must be between 0 and n")
     missed = np.ones(np.broadcast_shapes(total.shape, correct.shape))
-    for j in range(k):
-        missed = missed * np.maximum(total - correct - j, 0) / (total - j)
+    for j in range(k):  # where k > n - c, one factor is exactly 0
+        missed = missed * (total - correct - j) / (total - j)
     out = 1.0 - missed
     tensor = next((x for x in (n, c) if isinstance(x, Tensor)), None)
     if tensor is not None:
