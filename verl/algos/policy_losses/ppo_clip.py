@@ -6,8 +6,9 @@ import torch
 from pydantic import Field
 
 from verl.algos.policy_losses.inputs import POLICY_LOSSES, PolicyInputs, PolicyLoss, log_ratio
+from verl.algos.policy_losses.report import ratio_metrics, share
+from verl.algos.policy_losses.surrogate import clipped_surrogate
 from verl.config.base import Section
-from verl.core.metrics import Metrics
 
 
 class PPOClip(Section):
@@ -23,19 +24,18 @@ class PPOClip(Section):
 
 @POLICY_LOSSES.register("ppo_clip", needs=("old_logprobs",), config=PPOClip)
 def ppo_clip(x: PolicyInputs, c: PPOClip) -> PolicyLoss:
-    """Clipped surrogate (arXiv:1707.06347, eq. 7) with an optional dual clip."""
+    """max(-A rho, -A clamp(rho, 1 - clip_low, 1 + clip_high)) (arXiv:1707.06347, eq. 7).
+
+    For A < 0 at most -A dual_clip (arXiv:1912.09729, eq. 5). clip_high above clip_low is DAPO's clip-higher
+    (arXiv:2503.14476, eq. 10).
+    """
     s = x.segments
     advantage = s.zero(x.advantages)
-    ratio = log_ratio(x).exp()
-    free = -advantage * ratio
-    clipped = -advantage * ratio.clamp(1.0 - c.clip_low, 1.0 + c.clip_high)
-    loss = torch.maximum(free, clipped)
-    weight = float(s.mask.sum())
-    metrics = Metrics().mean("actor/clip_fraction", float((s.mask & (clipped > free)).sum()), weight)
+    loss, cut = clipped_surrogate(advantage, log_ratio(x).exp(), c.clip_low, c.clip_high)
+    metrics = ratio_metrics(x, cut)
     if c.dual_clip is not None:
         bound = -advantage * c.dual_clip
-        hit = s.mask & (advantage < 0) & (loss > bound)
+        hit = (advantage < 0) & (loss > bound)
         loss = torch.where(hit, bound, loss)
-        metrics.mean("actor/dual_clip_fraction", float(hit.sum()), weight)
-    metrics.mean("actor/approx_kl", float(s.zero((x.old_logprobs - x.logprobs).detach()).sum()), weight)
+        metrics.mean("actor/dual_clip_fraction", *share(x, hit))
     return s.zero(loss), metrics
