@@ -20,25 +20,6 @@ def whiten(x, m):
     return np.array([v / math.sqrt(var + 1e-8) for v in out])
 
 
-def ppo_clip(new, old, adv, m, low, high, dual):
-    """(loss, derivative with respect to the new log-prob), per token."""
-    loss, grad = np.zeros(len(new)), np.zeros(len(new))
-    for t in range(len(new)):
-        if not m[t]:
-            continue
-        gap = new[t] - old[t]
-        inside = -20.0 <= gap <= 20.0
-        rho = math.exp(min(max(gap, -20.0), 20.0))
-        a = adv[t]
-        free, cut = -a * rho, -a * min(max(rho, 1 - low), 1 + high)
-        value = max(free, cut)
-        moves = free >= cut and inside if free != cut else inside and (1 - low <= rho <= 1 + high)
-        if dual is not None and a < 0 and value > -a * dual:
-            value, moves = -a * dual, False
-        loss[t], grad[t] = value, -a * rho if moves else 0.0
-    return loss, grad
-
-
 def kl(name, new, ref):
     out = []
     for p, q in zip(new, ref, strict=True):

@@ -26,6 +26,6 @@ def sapo(x: PolicyInputs, c: SAPO) -> PolicyLoss:
     4 / tau makes the gradient at ratio 1 that of REINFORCE.
     """
     advantage = x.segments.zero(x.advantages)
-    tau = torch.where(advantage > 0, c.tau_pos, c.tau_neg).to(advantage.dtype)
+    tau = torch.where(advantage > 0, torch.full_like(advantage, c.tau_pos), torch.full_like(advantage, c.tau_neg))
     gate = torch.sigmoid(tau * (log_ratio(x).exp() - 1.0)) * (4.0 / tau)
     return -advantage * gate, ratio_metrics(x)
