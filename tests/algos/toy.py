@@ -2,8 +2,8 @@
 
 The policy is a table of logits [prompts, vocabulary], the same at every position. A sequence is a prompt token, then four
 times: a sampled token, and two observations that the environment writes. The score is the share of sampled tokens that
-are the prompt's target. Observations speak against it: after a hit the environment writes a wrong token, after a miss the
-target. So whoever trains on observations learns the wrong token. Some rows are aborted and come with a high reward for
+are the prompt's target. Observations mislead: after a hit the environment writes a wrong token, after a miss another one.
+So whoever trains on observations learns the wrong token. Some rows are aborted and come with a high reward for
 a wrong token; whoever counts them is misled as well.
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from verl.algos.aggregate import Denominators
 from verl.algos.algorithm import Algorithm
-from verl.algos.presets import preset_values
+from verl.algos.presets import PRESETS, preset_values
 from verl.algos.segments import Segments
 from verl.algos.value_loss import value_loss
 from verl.config import resolve
@@ -33,8 +33,9 @@ class Toy:
     """One run. fault: `sign`, `mask` or `denominator` breaks exactly that; None is the algorithm as it is."""
 
     def __init__(self, preset: str, lr: float, fault: str | None = None, seed: int = 0):
+        has_kl = PRESETS[preset].values["algorithm"]["kl"]["coef"] > 0  # a small one: scores here are small as well
         tree = {
-            "algorithm": {"name": preset, "aggregation_length": TURNS},
+            "algorithm": {"name": preset, "aggregation_length": TURNS, **({"kl": {"coef": 0.01}} if has_kl else {})},
             "rollout": {"n": SAMPLES},
             "update": {"mini_batches": 2},
             "trainer": {"prompts_per_step": PROMPTS},
@@ -70,7 +71,7 @@ class Toy:
         wrong = (TARGET[prompt] + 1) % VOCAB
         drawn[aborted] = wrong[aborted, None]
         hit = drawn == TARGET[prompt][:, None]
-        echo = np.where(hit | aborted[:, None], wrong[:, None], TARGET[prompt][:, None])
+        echo = np.where(hit | aborted[:, None], wrong[:, None], (wrong[:, None] + 1) % VOCAB)
         tokens = np.concatenate([np.zeros((rows, 1), int), np.stack([drawn, echo, echo], -1).reshape(rows, -1)], 1)
         mask = np.zeros(tokens.shape, bool)
         mask[:, 1::3] = True

@@ -108,17 +108,17 @@ def update_columns(algo: Algorithm, batch: Batch) -> Batch:
 
 
 def current(batch: Batch) -> Tensor:
-    """Log-probs of a policy that has moved a little since."""
-    wave = torch.sin(torch.arange(batch.num_tokens, dtype=torch.float32))
-    return batch["old_logprobs"] + 0.3 * torch.where(batch["loss_mask"], wave, torch.zeros(()))
+    """Log-probs of a policy that has moved a little since, a function of the old ones alone."""
+    old = batch["old_logprobs"]
+    return torch.where(batch["loss_mask"], old + 0.3 * torch.sin(1000 * old), old)
 
 
 def gradient(
     algo: Algorithm, batch: Batch, logprobs: Tensor, parts: list[list[int]], dtype: torch.dtype = torch.float64
 ) -> tuple[Tensor, Tensor, Metrics]:
-    """(loss, gradient [T] on the log-probs, metrics) of a mini-batch that is computed in parts."""
+    """(loss, gradient [2, T] on log-probs and entropies, metrics) of a mini-batch that is computed in parts."""
     leaf = logprobs.to(dtype).requires_grad_()
-    entropy = torch.cos(leaf)
+    entropy = torch.cos(logprobs.to(dtype)).requires_grad_()
     total = Denominators.of(Segments.of(batch.cu_seqlens, batch["loss_mask"]), batch["group_id"])
     places = batch.per_seq(torch.arange(batch.num_tokens))
     losses, seen = [], []
@@ -130,4 +130,5 @@ def gradient(
     value = torch.stack(losses).sum()
     value.backward()
     assert leaf.grad is not None
-    return value.detach(), leaf.grad, Metrics.merge(seen)
+    of_entropy = torch.zeros_like(leaf) if entropy.grad is None else entropy.grad
+    return value.detach(), torch.stack([leaf.grad, of_entropy]), Metrics.merge(seen)

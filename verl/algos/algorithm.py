@@ -142,9 +142,13 @@ class Algorithm:
         return batch.with_(chosen=self.policy_loss.prepare(inputs, self.loss_constants, seed))
 
     def actor_loss(
-        self, logprobs: Tensor, entropy: Tensor | None, batch: Batch, total: Denominators
+        self, logprobs: Tensor, entropy: Tensor | None, batch: Batch, total: Denominators, first: bool = True
     ) -> tuple[Tensor, Metrics]:
-        """Scalar share of the mini-batch loss: policy + coef * KL - coef * entropy, one aggregation for all three."""
+        """Scalar share of the mini-batch loss: policy + coef * KL - coef * entropy, one aggregation for all three.
+
+        first: these are still the weights that sampled; only then does the gap to the sampler (and, where nothing was
+        scored before, to the reference) say what it is meant to say.
+        """
         s = Segments.of(batch.cu_seqlens, batch["loss_mask"])
         now, rollout = logprobs.detach(), batch["rollout_logprobs"]
         known = "old_logprobs" in batch
@@ -156,13 +160,13 @@ class Algorithm:
             loss = loss * (importance_weights(s, now, rollout, self.correction) if weights is None else weights)
         n = float(s.mask.sum())
         metrics.mean("actor/policy_loss", float(s.zero(loss.detach()).sum()), n)
-        if not known or self.bypass:
+        if first and (not known or self.bypass):
             metrics = Metrics.merge([metrics, mismatch(s, now, rollout)])
         if self.kl_place == "loss":
             kl = kl_values(self.cfg.kl.estimator, s.zero(logprobs), s.zero(batch["ref_logprobs"]))
             loss = loss + self.cfg.kl.coef * kl
             metrics.mean("actor/kl_loss", float(s.zero(kl.detach()).sum()), n)
-            if not known:
+            if first and not known:
                 gap = s.zero(now - batch["ref_logprobs"])
                 metrics.mean("kl", float(s.mean_per_seq(gap).sum()), float((s.counts > 0).sum()))
         if entropy is not None:

@@ -25,13 +25,13 @@ HEAD = """# Algorithms
 
 Made from the registries in `verl/algos` by `make docs`; do not edit it by hand. A preset (`algorithm.name`) is one name
 for a whole algorithm; each function can also be chosen by itself (`algorithm.advantage`, `algorithm.policy_loss`), and
-its constants stand beside its name: `algorithm.policy_loss: {name: ppo_clip, clip_high: 0.28}`. The same functions on padded
-tensors, without the rest: `verl.algos.functional`. A function of your own: `examples/custom_algorithm/`.
+its constants stand beside its name: `algorithm.policy_loss: {name: ppo_clip, clip_high: 0.28}`. The same functions on
+padded tensors, without the rest: `verl.algos.functional`. A function of your own: `examples/custom_algorithm/`.
 
 Notation: `m` is 1 where the policy sampled the token; everything else is left out of every sum. `r` token rewards, `s`
 the score of a sample (the sum of its token rewards), `A` advantages, `l` log-prob now, `lo` before the update,
-`rho = exp(l - lo)`, `sg` no gradient. A loss is per token; `algorithm.aggregation` makes it one number, with the counts of
-the whole mini-batch.
+`rho = exp(l - lo)`, `sg` no gradient. A loss is per token; `algorithm.aggregation` makes it one number, with the counts
+of the whole mini-batch.
 """
 
 

@@ -69,10 +69,10 @@ class ActorWorker(Worker):
     def update_actor(self, batch: Batch, plan: UpdatePlan) -> Metrics:
         """One optimizer step for each mini-batch of the plan."""
         seen = []
-        for mini in plan.minibatches:
+        for number, mini in enumerate(plan.minibatches):
 
-            def loss(out: Outputs, part: Batch, total: Denominators = mini.total) -> Any:
-                return self.algorithm.actor_loss(out.values, out.entropy, part, total)
+            def loss(out: Outputs, part: Batch, total: Denominators = mini.total, first: bool = number == 0) -> Any:
+                return self.algorithm.actor_loss(out.values, out.entropy, part, total, first)
 
             seen += [self.engine.forward_backward(self._prepared(batch, mini), loss), self.engine.optim_step()]
         return Metrics.merge(seen)
