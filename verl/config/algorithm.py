@@ -69,7 +69,9 @@ class FilterConfig(Section):
     when_short: Literal["continue", "stop"] = "continue"
     """After the last round: train on the groups there are, or stop the run."""
     retire_pass_rate: float | None = Field(None, gt=0, le=1)
-    """Prompts are not sampled again once this share of their samples passed the verifier; null: all stay."""
+    """Prompts are not sampled again once this share of their samples passed the verifier; null: all stay. When fewer
+    than trainer.prompts_per_step are left, all are sampled again.
+    """
     exclude_truncated: bool = False
     """Leave out responses that were cut at the longest length."""
 

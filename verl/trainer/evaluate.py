@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from itertools import count, takewhile
 from typing import Any
 
 import numpy as np
@@ -42,7 +41,7 @@ def pass_metrics(correct: np.ndarray, n: int) -> Metrics:
     out = Metrics()
     if n == 1:
         return out
-    for k in (*takewhile(lambda k: k < n, (2**i for i in count())), n):
+    for k in sorted({n, *(2**i for i in range(n.bit_length()))}):
         out.mean(f"eval/pass@{k}", float(pass_at_k(n, correct, k).sum()), float(len(correct)))
     return out
 
@@ -75,9 +74,8 @@ class Evaluator:
         if verdicts is not None:
             passed = np.asarray(verdicts) >= 1.0
             metrics.mean("eval/accuracy", float(passed.sum()), float(len(passed)))
-            metrics = Metrics.merge(
-                [metrics, pass_metrics(passed.reshape(-1, self.cfg.eval.n).sum(1), self.cfg.eval.n)]
-            )
+            n = self.cfg.eval.n
+            metrics = Metrics.merge([metrics, pass_metrics(passed.reshape(-1, n).sum(1), n)])
         values = metrics.values_by_name()
         self._write_samples(step, trajectories, rewards)
         self.console.evaluation(step, values.get("eval/accuracy"), values["eval/reward"], len(self.prompts))
