@@ -135,8 +135,8 @@ class Collector:
         self.warn("short", step, f"{said}; going on with these; {knobs}")
 
     def _metrics(self, rounds: int, kept: int, scored: Sequence[Scored]) -> Metrics:
-        out = Metrics()
         greedy = [s.greedy for s in scored if s.greedy is not None]
+        out = Metrics().sum("rollout/responses", float(len(greedy) + sum(len(s.group.samples) for s in scored)))
         if greedy:
             out.mean("reward/greedy", sum(greedy), float(len(greedy)))
         if self.filter.constant_groups != "keep":
