@@ -1,5 +1,6 @@
-"""Every preset learns a toy task to a level that it does not reach with a flipped sign, a lost mask, or denominators that
-count more than what is trained on."""
+"""Every preset learns a toy task to a level that it does not reach with a flipped sign, a lost mask, or denominators
+that count more than what is trained on.
+"""
 
 from __future__ import annotations
 

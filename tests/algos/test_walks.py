@@ -1,4 +1,4 @@
-"""Walks over the registries and presets: what must hold for every entry, so that a new one is covered by being there."""
+"""Walks over the registries and presets: what holds for every entry, so that a new one is covered by being there."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 The policy is a table of logits [prompts, vocabulary], the same at every position. A sequence is a prompt token, then
 four times: a sampled token, and two observations that the environment writes. The score is the share of sampled tokens
 that are the prompt's target. Observations mislead: after a hit the environment writes a wrong token, after a miss
-another one. So whoever trains on observations learns the wrong token. Some rows are aborted and come with a high reward for a
-wrong token; whoever counts them is misled as well.
+another one. So whoever trains on observations learns the wrong token. Some rows are aborted and come with a high reward
+for a wrong token; whoever counts them is misled as well.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.tiny import make_model
-from verl.algos.aggregate import MODES, Denominators
+from verl.algos.aggregate import MODES, Denominators, tokens_per_prompt
 from verl.algos.algorithm import Algorithm
 from verl.algos.presets import preset_values
 from verl.algos.segments import Segments
@@ -76,7 +76,9 @@ def gradients(
         return Outputs(*token_logprobs(policy, packed, 0.7, entropy=True))
 
     engine = EmbeddedTrainEngine(policy, forward, update, "cpu", OptimConfig())
-    total = Denominators.of(Segments.of(batch.cu_seqlens, batch["loss_mask"]))
+    s = Segments.of(batch.cu_seqlens, batch["loss_mask"])
+    batch = batch.with_(group_tokens=tokens_per_prompt(s, batch["group_id"]).float())
+    total = Denominators.of(s, batch["group_id"])
     for r in range(parts):
         rank = batch.take(range(r, batch.num_seqs, parts))
         engine.forward_backward(rank, lambda out, part: algorithm.actor_loss(out.values, out.entropy, part, total))
