@@ -66,7 +66,7 @@ def train(out: Path, algorithm: str, seed: int, steps: int, threads: int) -> Non
     if (run / "config.json").is_file():
         return
     command = [sys.executable, str(ROOT / "examples" / "ppo" / "quickstart.py"), "--algorithm", algorithm]
-    command += ["--seed", str(seed), "--max_steps_per_episode", str(steps), "--eval_every", "5", "--overwrite", "true"]
+    command += ["--seed", str(seed), "--max_steps_per_episode", str(steps), "--eval_every", "5", "--overwrite"]
     command += ["--output_dir", str(run)]
     log = out / f"{algorithm}-{seed}.log"
     with log.open("w") as f:
