@@ -132,7 +132,7 @@ class Trainer:
             jobs.append(self.roles.critic.call("update_critic", batch, plan=plan))
         if self.roles.critic is None or self.step > self.cfg.critic.warmup_steps:
             jobs.append(self.roles.actor.call("update_actor", batch, plan=plan))
-        return Metrics.merge(gather(*jobs))
+        return Metrics.merge([Metrics().sum("update/skipped", 0.0), *gather(*jobs)])
 
     @contextmanager
     def phase(self, clock: StepClock, name: str) -> Iterator[None]:
