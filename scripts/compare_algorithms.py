@@ -3,8 +3,8 @@
     python scripts/compare_algorithms.py --jobs 2        # trains what is missing in outputs/compare, prints the table
     python scripts/compare_algorithms.py --only-report   # prints the table and draws the plot again
 
-Every run is `examples/ppo/quickstart.py --algorithm NAME --seed N` with its defaults. An algorithm that samples more
-responses a step than the others spends the budget in fewer steps. Needs matplotlib (reasoning-gym brings it).
+Every run is `examples/ppo/quickstart.py --algorithm NAME --seed N` with its defaults, but a constant learning rate, so that
+a curve means the same wherever it is cut. dapo samples more responses a step, so its budget ends in fewer steps. Needs matplotlib (reasoning-gym brings it).
 """
 
 from __future__ import annotations
@@ -60,6 +60,10 @@ def folder(out: Path, algorithm: str, seed: int) -> Path:
     return out / f"{algorithm}-{seed}"
 
 
+FEWER = {"dapo": 2 / 3}
+"""Share of the steps that is enough to spend the budget."""
+
+
 def train(out: Path, algorithm: str, seed: int, steps: int, threads: int) -> None:
     """One run, unless it is there already."""
     run = folder(out, algorithm, seed)
@@ -67,7 +71,7 @@ def train(out: Path, algorithm: str, seed: int, steps: int, threads: int) -> Non
         return
     command = [sys.executable, str(ROOT / "examples" / "ppo" / "quickstart.py"), "--algorithm", algorithm]
     command += ["--seed", str(seed), "--max_steps_per_episode", str(steps), "--eval_every", "5", "--overwrite"]
-    command += ["--output_dir", str(run)]
+    command += ["--output_dir", str(run), "--set", "actor.optim.schedule=constant"]
     log = out / f"{algorithm}-{seed}.log"
     with log.open("w") as f:
         code = subprocess.run(
@@ -126,12 +130,13 @@ def main() -> None:
     parser.add_argument("--only-report", action="store_true")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
+    share = {name: round(args.steps * FEWER.get(name, 1.0)) for name in args.algorithms}
     threads = max(1, (os.cpu_count() or 1) // args.jobs)
     if not args.only_report:
         with ThreadPoolExecutor(args.jobs) as pool:
             for seed in args.seeds:
                 for name in args.algorithms:
-                    pool.submit(train, args.out, name, seed, args.steps, threads)
+                    pool.submit(train, args.out, name, seed, share[name], threads)
     budget = args.steps * 16 * 8
     runs = {n: [folder(args.out, n, s) for s in args.seeds] for n in args.algorithms}
     curves = {n: [Curve.of(r, budget) for r in rs if (r / "config.json").is_file()] for n, rs in runs.items()}
