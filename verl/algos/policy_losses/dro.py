@@ -18,7 +18,7 @@ class DRO(Section):
 
 @POLICY_LOSSES.register("dro", needs=("old_logprobs",), config=DRO)
 def dro(x: PolicyInputs, c: DRO) -> PolicyLoss:
-    """-(A l - beta / 2 (l - lo)^2) (arXiv:2405.19107, section 3, the policy's part with the advantage given)."""
+    """-(A l - beta / 2 (l - lo)^2) (arXiv:2405.19107; the policy's part with the advantage given)."""
     s = x.segments
     gap = s.zero(x.logprobs - x.old_logprobs)
     return 0.5 * c.beta * gap * gap - s.zero(x.advantages) * s.zero(x.logprobs), ratio_metrics(x)

@@ -27,7 +27,7 @@ def ppo_clip(x: PolicyInputs, c: PPOClip) -> PolicyLoss:
     """max(-A rho, -A clamp(rho, 1 - clip_low, 1 + clip_high)) (arXiv:1707.06347, eq. 7).
 
     For A < 0 at most -A dual_clip (arXiv:1912.09729, eq. 5). clip_high above clip_low is DAPO's clip-higher
-    (arXiv:2503.14476, eq. 10).
+    (arXiv:2503.14476, section 3.1).
     """
     s = x.segments
     advantage = s.zero(x.advantages)

@@ -18,7 +18,7 @@ def reinforce(x: PolicyInputs, c: None) -> PolicyLoss:
 
 @POLICY_LOSSES.register("gpg")
 def gpg(x: PolicyInputs, c: None) -> PolicyLoss:
-    """-A l: no ratio, no clip, no reference (arXiv:2504.02546, section 3).
+    """-A l: no ratio, no clip, no reference (arXiv:2504.02546).
 
     What sets GPG apart is its advantage of the same name; the loss is that of reinforce.
     """
