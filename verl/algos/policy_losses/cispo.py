@@ -22,8 +22,8 @@ class CISPO(Section):
 def cispo(x: PolicyInputs, c: CISPO) -> PolicyLoss:
     """-sg(clamp(rho, 1 - clip_low, 1 + clip_high)) A l (MiniMax-M1, arXiv:2506.13585, eq. 4 and 5).
 
-    The paper has no lower bound and tunes the upper one alone; its default here is ours. The clip fraction counts tokens
-    whose weight is clipped; their gradient is bounded, not cut off.
+    The paper has no lower bound and tunes the upper one alone; its default here is ours. The clip fraction counts
+    tokens whose weight is clipped; their gradient is bounded, not cut off.
     """
     s = x.segments
     advantage = s.zero(x.advantages)
