@@ -5,7 +5,7 @@ import pytest
 
 from verl.config.reward import RewardConfig, RewardFunctionConfig
 from verl.core import ConfigError, Prompt, RewardError
-from verl.rewards import VERIFIERS, RewardComposer, RewardFunction, build_rewards
+from verl.rewards import VERIFIERS, RewardComposer, RewardFunction, Rewards, build_rewards
 
 
 def prompts(*pairs):
@@ -130,3 +130,25 @@ def test_a_bad_reference_shows_before_any_rollout():
 def test_every_reference_of_a_quick_verifier_is_tried():
     with pytest.raises(RewardError, match="prompt '2': verifier gsm8k needs a number"):
         build_rewards(RewardConfig(), prompts(("1", "gsm8k"), ("2", "gsm8k"), ("", "gsm8k")))
+
+
+def test_weights_are_told_and_parts_can_be_added_taken_and_joined():
+    functions = [RewardFunction("one", length, 0.5)]
+    rewards = RewardComposer(functions, {None: VERIFIERS["exact"].fn}).score(
+        prompts(("a", None), ("b", None)), ["a", ""]
+    )
+    assert rewards.weights == {"verifier": 1.0, "one": 0.5} and rewards.total == [1.5, 0.0]
+    more = rewards.with_part("extra", [2.0, 4.0], 0.25)
+    assert more.total == [2.0, 1.0] and more.parts["extra"] == [2.0, 4.0] and rewards.total == [1.5, 0.0]
+    for row, total in enumerate(more.total):
+        assert sum(more.weights[name] * values[row] for name, values in more.parts.items()) == pytest.approx(total)
+    assert more.take([1, 1, 0]).total == [1.0, 1.0, 2.0] and more.take([]).parts["extra"] == []
+    assert more.take([1]).parts == {"verifier": [0.0], "one": [0.0], "extra": [4.0]}
+    joined = Rewards.concat([more, more.take([1])])
+    assert joined.total == [2.0, 1.0, 1.0] and joined.weights == more.weights
+    assert joined.parts["one"] == [1.0, 0.0, 0.0]
+
+
+def test_the_name_of_length_shaping_is_taken():
+    composer = RewardComposer([RewardFunction("overlong", length, 1.0)])
+    assert composer.names == ["overlong_2"]

@@ -72,13 +72,11 @@ class LogHook(Hook):
             )
             self.cut = trainer.reward.cut
         if self.first:
-            self._check_mismatch(trainer, result)
+            self._check_mismatch(result)
             self.first = False
 
-    def _check_mismatch(self, trainer: Trainer, result: StepResult) -> None:
+    def _check_mismatch(self, result: StepResult) -> None:
         """On the first step the sampler's law and the trainer's must be one; say so when they are not."""
-        if "old_logprobs" not in trainer.algorithm.needs and self.cfg.update.epochs * self.cfg.update.mini_batches > 1:
-            return  # measured in the updates themselves, of which all but the first see other weights
         gap = result.metrics.get("rollout/logprob_gap", 0.0)
         bound = 1e-3 if self.cfg.model.dtype == "float32" else 0.05
         if gap > bound:
