@@ -3,8 +3,9 @@
     python scripts/compare_algorithms.py --jobs 2        # trains what is missing in outputs/compare, prints the table
     python scripts/compare_algorithms.py --only-report   # prints the table and draws the plot again
 
-Every run is `examples/ppo/quickstart.py --algorithm NAME --seed N` with its defaults, but a constant learning rate, so that
-a curve means the same wherever it is cut. dapo samples more responses a step, so its budget ends in fewer steps. Needs matplotlib (reasoning-gym brings it).
+Every run is `examples/ppo/quickstart.py --algorithm NAME --seed N` with its defaults, but a constant learning rate, so
+that a curve means the same wherever it is cut. dapo samples more responses a step, so its budget ends in fewer steps.
+Needs matplotlib (reasoning-gym brings it).
 """
 
 from __future__ import annotations

@@ -88,7 +88,8 @@ def test_too_few_steps_is_exit_code_1(trainer: FakeTrainer, capsys: pytest.Captu
         (["train", "trainer.seed=1", "word"], "'word': an override is written section.key=value"),
         (["train", "algorithm.name=gropo"], "algorithm.name: unknown preset 'gropo' (did you mean 'grpo'?)"),
         (["config", "actr"], "actr: no such section or value (did you mean 'actor'?)"),
-        (["algorithms", "x"], "x: unexpected argument"),
+        (["algorithms", "dappo"], "dappo: unknown preset (did you mean 'dapo'?)"),
+        (["algorithms", "dapo", "x"], "x: unexpected argument"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
@@ -141,6 +142,13 @@ def test_algorithms_lists_every_preset_with_its_source(capsys: pytest.CaptureFix
     out = capsys.readouterr().out
     for preset in PRESETS.values():
         assert f"{preset.name}\n" in out and preset.source in out
+
+
+def test_algorithms_tells_what_one_preset_sets(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["algorithms", "dapo"]) == 0
+    out = capsys.readouterr().out
+    assert "algorithm.filter = {constant_groups: resample, max_rounds: 10}" in out
+    assert "reward.overlong = {buffer: 0.2, factor: 1.0}" in out and "gspo" not in out
 
 
 def test_config_prints_one_section(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from verl.algos.presets import preset_values
-from verl.cli import reference
+from verl.cli import catalogue, reference
 from verl.config import RunConfig, parse_override, resolve
 from verl.config.loader import leaves
 
@@ -42,6 +42,7 @@ def test_value_at_reads_components() -> None:
 
 def test_page_is_not_stale_and_staleness_is_seen(tmp_path: Path) -> None:
     assert (ROOT / "docs" / "reference" / "config.md").read_text(encoding="utf-8") == reference.markdown()
+    assert (ROOT / "docs" / "reference" / "algorithms.md").read_text(encoding="utf-8") == catalogue.markdown()
     copy = tmp_path / "scripts" / "reference.py"
     copy.parent.mkdir()
     copy.write_text(SCRIPT.read_text(encoding="utf-8"), encoding="utf-8")

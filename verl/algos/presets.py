@@ -57,7 +57,7 @@ _preset(
 _preset(
     "dr_grpo",
     "GRPO without its two biases: no division by the group's deviation, none by the response's own length.",
-    "Liu et al. 2025, Understanding R1-Zero-like training (arXiv:2503.20783, section 3.2)",
+    "Liu et al. 2025, Understanding R1-Zero-like training (arXiv:2503.20783)",
     "the fixed length is rollout.max_response_tokens",
     advantage={"name": "grpo", "normalize_by_std": False},
     policy_loss=CLIP,
@@ -66,8 +66,8 @@ _preset(
 _preset(
     "rloo",
     "REINFORCE with the mean of the prompt's other samples as baseline; KL in the reward.",
-    "Ahmadian et al. 2024, Back to basics (arXiv:2402.14740, section 3.2; KL coefficient: appendix)",
-    "on-policy, so the loss without a ratio",
+    "Ahmadian et al. 2024, Back to basics (arXiv:2402.14740)",
+    "KL coefficient; on-policy, so the loss without a ratio",
     advantage={"name": "rloo"},
     policy_loss={"name": "reinforce"},
     aggregation="seq_mean_token_sum",
@@ -76,7 +76,7 @@ _preset(
 _preset(
     "reinforce",
     "REINFORCE with the batch mean as baseline and nothing else.",
-    "Williams 1992 (Machine Learning 8, section 4)",
+    "Williams 1992 (Machine Learning 8)",
     "whitened over the batch",
     advantage={"name": "reinforce_pp", "gamma": 1.0},
     policy_loss={"name": "reinforce"},
@@ -85,7 +85,8 @@ _preset(
 _preset(
     "reinforce_pp",
     "REINFORCE++: PPO's clipped loss on whitened returns, no critic; KL in each token's reward.",
-    "Hu et al. 2025 (arXiv:2501.03262, section 3)",
+    "Hu et al. 2025 (arXiv:2501.03262)",
+    "KL coefficient",
     advantage={"name": "reinforce_pp", "gamma": 1.0},
     policy_loss=CLIP,
     aggregation="token_mean",
@@ -94,7 +95,7 @@ _preset(
 _preset(
     "reinforce_pp_baseline",
     "REINFORCE++ for groups: less the prompt's mean, then whitened over the batch; KL in the loss by k2.",
-    "Hu et al. 2025 (arXiv:2501.03262, section 3, REINFORCE++-baseline)",
+    "Hu et al. 2025 (arXiv:2501.03262, REINFORCE++-baseline)",
     "KL coefficient",
     advantage={"name": "reinforce_pp_baseline"},
     policy_loss=CLIP,
@@ -104,7 +105,7 @@ _preset(
 _preset(
     "remax",
     "REINFORCE with the reward of the greedy response as baseline; one sample a prompt is enough.",
-    "Li et al. 2023 (arXiv:2310.10505, algorithm 2)",
+    "Li et al. 2023 (arXiv:2310.10505)",
     "KL coefficient",
     advantage={"name": "remax"},
     policy_loss={"name": "reinforce"},
@@ -114,7 +115,7 @@ _preset(
 _preset(
     "opo",
     "REINFORCE with the length-weighted mean of the group, the baseline of least variance; exactly on-policy.",
-    "Hao et al. 2025, On-policy RL with optimal reward baseline (arXiv:2505.23585, section 3)",
+    "Hao et al. 2025, On-policy RL with optimal reward baseline (arXiv:2505.23585)",
     advantage={"name": "opo"},
     policy_loss={"name": "reinforce"},
     aggregation="seq_mean_token_sum",
@@ -122,7 +123,7 @@ _preset(
 _preset(
     "gpg",
     "Group policy gradient: no clip, no reference, no critic; rescaled for groups without a signal.",
-    "Chu et al. 2025 (arXiv:2504.02546, section 3)",
+    "Chu et al. 2025 (arXiv:2504.02546)",
     advantage={"name": "gpg"},
     policy_loss={"name": "gpg"},
     aggregation="token_mean",
@@ -139,7 +140,7 @@ _preset(
 _preset(
     "gdpo",
     "GRPO for several rewards: each part is normalised in its group before the weighted sum.",
-    "Liu et al. 2026 (arXiv:2601.05242, section 3)",
+    "Liu et al. 2026 (arXiv:2601.05242)",
     "loss and aggregation as grpo, no KL",
     advantage={"name": "gdpo"},
     policy_loss=CLIP,
@@ -157,7 +158,7 @@ _preset(
 _preset(
     "dapo",
     "GRPO with a higher upper clip, token mean, resampling of prompts without a signal, soft length limit, no KL.",
-    "Yu et al. 2025 (arXiv:2503.14476, section 3 and 4.1: clip 0.2 and 0.28, buffer 4096 of 20480 tokens)",
+    "Yu et al. 2025 (arXiv:2503.14476: clip 0.2 and 0.28, buffer 4096 of 20480 tokens)",
     "at most 10 rounds of sampling a step",
     advantage=GROUP,
     policy_loss={"name": "ppo_clip", "clip_low": 0.2, "clip_high": 0.28, "dual_clip": None},
@@ -176,7 +177,8 @@ _preset(
 _preset(
     "cispo",
     "REINFORCE weighted by a ratio that is capped and carries no gradient, so that no token is ever dropped.",
-    "MiniMax-M1 2025 (arXiv:2506.13585, eq. 4 and 5; no lower bound); cap of 5: ScaleRL (arXiv:2510.13786)",
+    "MiniMax-M1 2025 (arXiv:2506.13585, eq. 4 and 5; no lower bound)",
+    "the cap of 5 on the ratio",
     advantage=GROUP,
     policy_loss={"name": "cispo", "clip_low": 1.0, "clip_high": 4.0},
     aggregation="token_mean",
@@ -184,7 +186,7 @@ _preset(
 _preset(
     "sapo",
     "A sigmoid gate of the ratio in place of the clip: gradients fade instead of stopping.",
-    "Gao et al. 2025 (arXiv:2511.20347, eq. 5 and section 4: temperatures 1.0 and 1.05)",
+    "Gao et al. 2025 (arXiv:2511.20347; temperatures 1.0 and 1.05)",
     advantage=GROUP,
     policy_loss={"name": "sapo", "tau_pos": 1.0, "tau_neg": 1.05},
     aggregation="seq_mean_token_mean",
@@ -192,7 +194,7 @@ _preset(
 _preset(
     "dro",
     "Direct reward optimisation: a quadratic pull towards the policy before the update instead of a clip.",
-    "Richemond et al. 2024 (arXiv:2405.19107, section 3)",
+    "Richemond et al. 2024 (arXiv:2405.19107)",
     "the advantage is rloo's where the paper learns a value; beta",
     advantage={"name": "rloo"},
     policy_loss={"name": "dro", "beta": 0.05},
@@ -201,7 +203,7 @@ _preset(
 _preset(
     "gmpo",
     "GRPO with the geometric mean of token ratios as objective, each clipped to [exp(-0.4), exp(0.4)].",
-    "Zhao et al. 2025, GMPO (arXiv:2507.20673, eq. 4)",
+    "Zhao et al. 2025, GMPO (arXiv:2507.20673)",
     advantage=GROUP,
     policy_loss={"name": "geo_mean", "clip_low": 0.4, "clip_high": 0.4},
     aggregation="seq_mean_token_mean",
@@ -209,7 +211,7 @@ _preset(
 _preset(
     "clip_cov",
     "Against entropy collapse: a few tokens whose log-prob and advantage vary together lose their gradient.",
-    "Cui et al. 2025 (arXiv:2505.22617, section 4: share 2e-4, covariance between 1 and 5)",
+    "Cui et al. 2025 (arXiv:2505.22617: share 2e-4, covariance between 1 and 5)",
     "clip as GRPO",
     advantage=GROUP,
     policy_loss={"name": "clip_cov", "clip_low": 0.2, "clip_high": 0.2, "cov_ratio": 2e-4, "cov_low": 1.0,
@@ -218,8 +220,9 @@ _preset(
 )  # fmt: skip
 _preset(
     "kl_cov",
-    "Against entropy collapse: the tokens of largest covariance are held near the policy before the update.",
-    "Cui et al. 2025 (arXiv:2505.22617, section 4: share 2e-3 (7B), coefficient 1)",
+    "Against entropy collapse: the tokens of largest covariance are held near the policy before the update. Acts "
+    "from the second optimizer step on a batch: set update.mini_batches.",
+    "Cui et al. 2025 (arXiv:2505.22617: share 2e-3, coefficient 1, as in the authors' runs)",
     advantage=GROUP,
     policy_loss={"name": "kl_cov", "cov_ratio": 2e-3, "kl_coef": 1.0},
     aggregation="token_mean",
@@ -244,8 +247,8 @@ _preset(
     "scale_rl",
     "CISPO with batch-normalised advantages, the mean over prompts, fp32 logits, no constant groups, and prompts that "
     "are solved retired.",
-    "Khatri et al. 2025, ScaleRL (arXiv:2510.13786, section 4)",
-    "synchronous; the length limit is a hard one",
+    "Khatri et al. 2025, ScaleRL (arXiv:2510.13786)",
+    "the cap of 5 on the ratio; synchronous; the length limit is a hard one",
     advantage={"name": "reinforce_pp_baseline"},
     policy_loss={"name": "cispo", "clip_low": 1.0, "clip_high": 4.0},
     aggregation="prompt_mean",

@@ -18,7 +18,7 @@ from verl.core.registry import suggestion
 
 COMMANDS = {
     "train": "train as a YAML file and section.key=value overrides say",
-    "algorithms": "list the algorithm presets with their sources",
+    "algorithms": "list the algorithm presets with their sources, or tell all of one",
     "config": "print the configuration reference, or one section of it",
 }
 
@@ -64,14 +64,29 @@ def _is_override(word: str) -> bool:
 
 
 def _algorithms(argv: Sequence[str]) -> int:
-    parser = Parser(prog="verl algorithms", description="List the presets of algorithm.name.")
-    parser.parse_strictly(argv)
+    parser = Parser(prog="verl algorithms", description="List the presets of algorithm.name, or tell all of one.")
+    parser.add_argument("name", nargs="?", help="for example: dapo")
+    name = parser.parse_strictly(argv).name
+    if name is not None:
+        _tell(name)
+        return 0
     for preset in PRESETS.values():
         print(f"{preset.name}\n  {preset.doc}\n  Source: {preset.source}")
-        for key, value in preset.values["algorithm"].items():
-            if key != "name":
-                print(f"    algorithm.{key} = {reference.show(value)}")
+    print("\n`verl algorithms NAME` shows what a preset sets; formulas: docs/reference/algorithms.md")
     return 0
+
+
+def _tell(name: str) -> None:
+    if name not in PRESETS:
+        raise ConfigError(f"{name}: unknown preset{suggestion(name, list(PRESETS))}; known: {', '.join(PRESETS)}")
+    preset = PRESETS[name]
+    print(f"{name}\n  {preset.doc}\n  Source: {preset.source}")
+    if preset.ours:
+        print(f"  Ours, not the source's: {preset.ours}")
+    for section, values in preset.values.items():
+        for key, value in values.items():
+            if key != "name":
+                print(f"    {section}.{key} = {reference.show(value)}")
 
 
 def _config(argv: Sequence[str]) -> int:
