@@ -41,7 +41,6 @@ class Algorithm:
         self.kl_controller = KLController(a.kl)
         self.correction = a.rollout_correction
         self.bypass = self.correction.old_logprobs == "bypass"
-        self.has_ratio = "old_logprobs" in self.policy_loss.needs
         self.needs = self._needs(cfg)
         check_algorithm(cfg, self.advantage, self.policy_loss, self.needs)
 
