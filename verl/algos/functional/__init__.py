@@ -2,9 +2,10 @@
 
 Legend: B sequences (rows), T columns (of the responses, or of prompts and responses), K parts of a reward.
 Everywhere: mask [B, T] is 1 where the policy drew the token, else 0 (bool, integer or float). What stands at mask 0,
-NaN included, and the width of the padding change no result. Gradients flow to `logprobs` or `values` and to nothing
-else. float64 stays float64; narrower types are computed in float32. Errors are ValueError: one line that says what was
-given and what is expected. Names and constants are those of the configuration; docs/reference/algorithms.md lists them.
+NaN included, and the width of the padding change no result and no gradient; so it is in `kl` where it is given the
+mask. Gradients flow to `logprobs` or `values` and to nothing else. float64 stays float64; narrower types are computed
+in float32. Errors are ValueError: one line that says what was given and what is expected. Names and constants are those
+of the configuration; docs/reference/algorithms.md lists them.
 
     advantages, _ = compute_advantages("grpo", rewards=scores, mask=mask, group_ids=prompt_ids)
     loss, metrics = policy_loss("ppo_clip", logprobs=logprobs, old_logprobs=old, advantages=advantages, mask=mask)

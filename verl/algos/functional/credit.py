@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from verl.algos.advantages import ADVANTAGES, CreditInputs
+from verl.algos.functional.given import word
 from verl.algos.functional.padded import Padded
 from verl.config.base import Component
 from verl.config.loader import constants as checked
@@ -41,12 +42,13 @@ def compute_advantages(
     probabilities (optimal_token_baseline, which compares the rows of a prompt column by column: let their responses
     begin at one column). constants: of the named estimator (gamma, lam, normalize_by_std ...).
     """
+    word("compute_advantages: name", name)
     entry = ADVANTAGES[name]
     numbers = checked(Component(name=name, **constants), entry.config, name)
     token_columns = {"values": values, "logprobs": logprobs, "sum_pi_squared": sum_pi_squared}
     row_columns = {"greedy_rewards": greedy_rewards, "reward_parts": reward_parts, "reward_weights": reward_weights}
     _present(entry, {"group_ids": group_ids, **token_columns, **row_columns})
-    pad = Padded.of("compute_advantages", mask, rewards=rewards, **token_columns, **row_columns)
+    pad = Padded.of("compute_advantages", mask, {**token_columns, **row_columns}, rewards=rewards)
     flat = {key: None if x is None else pad.tokens(key, x) for key, x in token_columns.items()}
     parts, weights = _parts(pad, reward_parts, reward_weights)
     token_rewards = _token_rewards(pad, rewards)
@@ -93,8 +95,10 @@ def _parts(pad: Padded, parts: Tensor | None, weights: Tensor | None) -> tuple[T
     if parts is None or weights is None:
         return None, None
     rows = pad.shape[0]
-    if parts.ndim != 2 or len(parts) != rows:
-        raise ValueError(f"compute_advantages: reward_parts must be [{rows}, K], got shape {list(parts.shape)}")
+    if parts.ndim != 2 or len(parts) != rows or parts.shape[1] < 1:
+        raise ValueError(
+            f"compute_advantages: reward_parts must be [{rows}, K], K at least 1, got shape {list(parts.shape)}"
+        )
     if weights.shape not in (parts.shape, parts.shape[1:]):
         raise ValueError(
             f"compute_advantages: reward_weights must be [{parts.shape[1]}] or {list(parts.shape)}, got shape "

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AnySet
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from verl.algos.functional.given import computed_in, shown, tensor, together, zeros_and_ones
 from verl.algos.segments import Segments
 
 
@@ -23,25 +25,22 @@ class Padded:
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, function: str, mask: Any, **columns: Any) -> Padded:
-        """Frame of the mask and of the floating type that holds the columns given, float32 at least."""
+    def of(cls, function: str, mask: Any, optional: Mapping[str, Any] | None = None, **columns: Any) -> Padded:
+        """Frame of the mask and of the floating type that holds the columns given, float32 at least.
+
+        optional: columns that may be None; the others must be tensors.
+        """
         here = f"{function}: mask"
-        _tensor(here, mask)
+        zeros_and_ones(here, mask)
         if mask.ndim != 2:
             raise ValueError(f"{here} must be [B, T], got shape {_shape(mask)}")
-        if mask.dtype != torch.bool and not ((mask == 0) | (mask == 1)).all():
-            raise ValueError(f"{here} must hold 0 and 1 only (or be bool), got other values")
         rows, width = mask.shape
         seq = torch.arange(rows, device=mask.device).repeat_interleave(width)
-        dtype = torch.float32
+        columns |= {name: x for name, x in (optional or {}).items() if x is not None}
         for name, x in columns.items():
-            if x is None:
-                continue
-            _tensor(f"{function}: {name}", x)
-            if x.device != mask.device:
-                raise ValueError(f"{function}: {name} is on {x.device}, mask on {mask.device}; move them together")
-            if x.is_floating_point():
-                dtype = torch.promote_types(dtype, x.dtype)
+            tensor(f"{function}: {name}", x)
+            together(f"{function}: {name}", x, "mask", mask)
+        dtype = computed_in(*columns.values())
         return cls(function, Segments(seq, mask.bool().flatten(), rows), (rows, width), dtype)
 
     def tokens(self, name: str, x: Tensor) -> Tensor:
@@ -80,21 +79,19 @@ class Padded:
         if group_ids is None:
             return torch.arange(rows, device=device)
         ids = group_ids.tolist() if hasattr(group_ids, "tolist") else group_ids
-        if not isinstance(ids, Iterable) or isinstance(ids, str):
-            raise ValueError(f"{self.function}: group_ids must be a sequence, one id a row, got {group_ids!r}")
+        if not isinstance(ids, Iterable) or isinstance(ids, (str, bytes)):
+            raise ValueError(f"{self.function}: group_ids must be a sequence, one id a row, got {shown(group_ids)}")
+        if isinstance(ids, (AnySet, Mapping)):
+            kind = type(ids).__name__
+            raise ValueError(f"{self.function}: group_ids must be a sequence in the order of the rows, got a {kind}")
         ids = list(ids)
         if len(ids) != rows:
             raise ValueError(f"{self.function}: group_ids must have {rows} ids, one for each row, got {len(ids)}")
-        odd = next((i for i in ids if not isinstance(i, (int, str, np.integer))), None)
-        if odd is not None:
-            raise ValueError(f"{self.function}: group_ids must be integers or strings, one a row, got {odd!r}")
+        odd = [i for i in ids if not isinstance(i, (int, str, np.integer))]
+        if odd:
+            raise ValueError(f"{self.function}: group_ids must be integers or strings, one a row, got {shown(odd[0])}")
         place: dict[Any, int] = {}
         return torch.tensor([place.setdefault(i, len(place)) for i in ids], dtype=torch.long, device=device)
-
-
-def _tensor(name: str, x: Any) -> None:
-    if not isinstance(x, Tensor):
-        raise ValueError(f"{name} must be a torch tensor, got {type(x).__name__}")
 
 
 def _shape(x: Tensor) -> list[int]:
