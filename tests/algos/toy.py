@@ -35,8 +35,8 @@ class Toy:
     def __init__(self, preset: str, lr: float, fault: str | None = None, seed: int = 0):
         has_kl = PRESETS[preset].values["algorithm"]["kl"]["coef"] > 0  # a small one: scores here are small as well
         tree = {
-            "algorithm": {"name": preset, "aggregation_length": TURNS, **({"kl": {"coef": 0.01}} if has_kl else {})},
-            "rollout": {"n": SAMPLES},
+            "algorithm": {"name": preset, **({"kl": {"coef": 0.01}} if has_kl else {})},
+            "rollout": {"n": SAMPLES, "max_response_tokens": TURNS},
             "update": {"mini_batches": 2},
             "trainer": {"prompts_per_step": PROMPTS},
         }

@@ -174,7 +174,7 @@ def test_a_later_row_without_the_column(write, load):
 
 def test_bad_settings(write, load):
     path = write("d.jsonl", [{"prompt": "p"}])
-    with pytest.raises(ConfigError, match="unknown data.form 'promt' \\(did you mean 'prompt'"):
+    with pytest.raises(ConfigError, match="data.form: unknown name 'promt' \\(did you mean 'prompt'"):
         load(path, form="promt")
     with pytest.raises(ConfigError, match=r"data\.answer_column: needs data\.prompt_column"):
         load(path, answer_column="a")

@@ -10,6 +10,7 @@ from torch import Tensor
 from verl.algos.advantages import ADVANTAGES, CreditInputs
 from verl.algos.aggregate import Aggregation, Denominators, tokens_per_prompt
 from verl.algos.checks import check_algorithm
+from verl.algos.contract import check_credit, check_entry, check_loss, two
 from verl.algos.correction import effective_sample_size, importance_weights, kept, mismatch
 from verl.algos.kl import KLController, kl_values
 from verl.algos.policy_losses import POLICY_LOSSES, PolicyInputs
@@ -21,7 +22,9 @@ from verl.core.errors import ConfigError
 from verl.core.metrics import Metrics
 from verl.core.outside import load_module
 
+LOSS_COLUMNS = ("old_logprobs",)
 CREDIT_COLUMNS = ("values", "greedy_reward", "reward_parts", "reward_weights", "old_logprobs", "sum_pi_squared")
+ADVANTAGE_COLUMNS = ("group_id", *CREDIT_COLUMNS)
 
 
 class Algorithm:
@@ -34,6 +37,8 @@ class Algorithm:
             load_module(plugin, "algorithm.plugins", ConfigError)
         self.advantage = ADVANTAGES[a.advantage.name]
         self.policy_loss = POLICY_LOSSES[a.policy_loss.name]
+        check_entry("algorithm.advantage", self.advantage, ADVANTAGE_COLUMNS)
+        check_entry("algorithm.policy_loss", self.policy_loss, LOSS_COLUMNS)
         self.advantage_constants = constants(a.advantage, self.advantage.config, "algorithm.advantage")
         self.loss_constants = constants(a.policy_loss, self.policy_loss.config, "algorithm.policy_loss")
         self.aggregation = Aggregation(a.aggregation, a.aggregation_length or cfg.rollout.max_response_tokens)
@@ -51,10 +56,11 @@ class Algorithm:
         credit = set(self.advantage.needs) - {"group_id"}
         if self.kl_place == "reward":
             credit |= {"old_logprobs", "ref_logprobs"}
-        if self.correction.reject != "off" or (self.correction.level != "off" and self.correction.normalize):
+        one_update = cfg.update.epochs * cfg.update.mini_batches == 1
+        weighs = self.correction.level != "off"
+        if self.correction.reject != "off" or (weighs and (self.correction.normalize or not one_update)):
             credit.add("old_logprobs")
         needs = credit | set(self.policy_loss.needs)
-        one_update = cfg.update.epochs * cfg.update.mini_batches == 1
         asked = self.correction.old_logprobs
         if asked == "recompute":
             needs.add("old_logprobs")
@@ -82,8 +88,9 @@ class Algorithm:
             metrics.mean("kl", float(s.mean_per_seq(gap).sum()), float((s.counts > 0).sum()))
         columns = {name: batch.cols.get(name) for name in CREDIT_COLUMNS}
         inputs = CreditInputs(s, rewards, batch["group_id"], **columns)
-        advantages, returns = self.advantage.fn(inputs, self.advantage_constants)
-        metrics.mean("advantage/abs", float(advantages.abs().sum()), float(s.mask.sum()))
+        advantages, returns = two(self.advantage.fn(inputs, self.advantage_constants), "advantage", self.advantage.name)
+        check_credit(self.advantage.name, inputs, advantages, returns)
+        metrics.mean("advantage/abs", float(s.zero(advantages).abs().sum()), float(s.mask.sum()))
         cols = {"advantages": advantages, "token_rewards": rewards, "loss_mask": keep}
         if returns is not None:
             cols["returns"] = returns
@@ -153,7 +160,8 @@ class Algorithm:
         known = "old_logprobs" in batch
         old = batch["old_logprobs"] if known else now
         inputs = PolicyInputs(s, logprobs, old, batch["advantages"], batch.cols.get("chosen"))
-        loss, metrics = self.policy_loss.fn(inputs, self.loss_constants)
+        loss, metrics = two(self.policy_loss.fn(inputs, self.loss_constants), "policy_loss", self.policy_loss.name)
+        check_loss(self.policy_loss.name, loss, logprobs, metrics)
         if self.correction.level != "off":
             weights = batch.cols.get("rollout_weights")
             loss = loss * (importance_weights(s, now, rollout, self.correction) if weights is None else weights)

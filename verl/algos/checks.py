@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from verl.algos.correction import check_correction
+from verl.algos.correction import check_correction, refuse_idle
 from verl.algos.kl import check_estimator
 from verl.config.run import RunConfig
 from verl.core.errors import ConfigError
@@ -18,6 +18,7 @@ def check_algorithm(
     """ConfigError for the first thing that would do nothing, or not what it says. needs: as Algorithm.needs."""
     check_estimator(cfg.algorithm.kl.estimator)
     check_correction(cfg.algorithm.rollout_correction)
+    _check_switched_off(cfg)
     _check_samples(cfg, advantage)
     _check_kl(cfg, advantage)
     _check_old_logprobs(cfg, policy_loss, needs)
@@ -26,6 +27,21 @@ def check_algorithm(
             f"update.mini_batches: {cfg.update.mini_batches} mini-batches cannot be made of "
             f"trainer.prompts_per_step={cfg.trainer.prompts_per_step} prompts; groups are not split"
         )
+
+
+def _check_switched_off(cfg: RunConfig) -> None:
+    """Values that were changed while what they belong to is off."""
+    a = cfg.algorithm
+    if a.aggregation != "seq_mean_token_sum_norm":
+        refuse_idle(a, "algorithm", ("aggregation_length",), "aggregation is not seq_mean_token_sum_norm")
+    if a.filter.constant_groups == "keep":
+        refuse_idle(a.filter, "algorithm.filter", ("metric",), "constant_groups is keep")
+    if a.kl.adaptive_target is None:
+        refuse_idle(a.kl, "algorithm.kl", ("adaptive_horizon",), "adaptive_target is null")
+    if a.kl.coef == 0:
+        refuse_idle(a.kl, "algorithm.kl", ("adaptive_target",), "coef is 0")
+    if cfg.reward.overlong.buffer == 0:
+        refuse_idle(cfg.reward.overlong, "reward.overlong", ("factor",), "buffer is 0")
 
 
 def _check_samples(cfg: RunConfig, advantage: Entry[Callable[..., Any]]) -> None:
@@ -51,6 +67,11 @@ def _check_kl(cfg: RunConfig, advantage: Entry[Callable[..., Any]]) -> None:
         raise ConfigError(
             "algorithm.kl.estimator: the gradient of k1 in the loss is zero on average, so it would do nothing; "
             "set k3 or `k1+` (the value of k1 with the gradient of k2), or algorithm.kl.place=reward"
+        )
+    if kl.place == "reward" and kl.estimator.endswith("+"):
+        raise ConfigError(
+            f"algorithm.kl.estimator: the + of {kl.estimator!r} is about gradients, and a KL in the reward has none; "
+            f"set {kl.estimator[:-1]}, or algorithm.kl.place=loss"
         )
     if kl.place == "reward" and "reward_parts" in advantage.needs:
         raise ConfigError(

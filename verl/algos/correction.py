@@ -7,13 +7,14 @@ off-policy RL training"; IcePop: Ling team 2025 (arXiv:2510.18855); k1, k2, k3: 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from verl.algos.segments import Segments
 from verl.config.algorithm import CorrectionConfig
+from verl.config.base import Section
 from verl.core.errors import ConfigError
 from verl.core.metrics import Metrics
 
@@ -23,10 +24,18 @@ BOUND = 20.0
 
 def check_correction(cfg: CorrectionConfig, at: str = "algorithm.rollout_correction") -> None:
     """ConfigError that names the field, for values that contradict each other or would do nothing."""
-    if cfg.kind == "icepop" and cfg.low > cfg.high:
-        raise ConfigError(
-            f"{at}.low: {cfg.low:g} is above {at}.high={cfg.high:g}, so every weight would be 0; lower it"
-        )
+    if cfg.level == "off":
+        refuse_idle(cfg, at, ("kind", "cap", "low", "high"), "level is off")
+    elif cfg.kind == "icepop":
+        refuse_idle(cfg, at, ("cap",), "kind is icepop")
+        if not cfg.low <= 1 <= cfg.high:
+            field = "low" if cfg.low > 1 else "high"
+            raise ConfigError(
+                f"{at}.{field}: a weight of 1 (sampler and trainer agree) must lie within [low, high], which is "
+                f"[{cfg.low:g}, {cfg.high:g}]; set low to at most 1 and high to at least 1"
+            )
+    else:
+        refuse_idle(cfg, at, ("low", "high"), "kind is tis")
     if cfg.normalize and cfg.level == "off":
         raise ConfigError(f"{at}.normalize: there are no weights while {at}.level is off; set level=token or sequence")
     if cfg.old_logprobs == "bypass" and (cfg.level != "off" or cfg.reject != "off"):
@@ -40,26 +49,28 @@ def check_correction(cfg: CorrectionConfig, at: str = "algorithm.rollout_correct
 
 def _check_rejection(cfg: CorrectionConfig, at: str) -> None:
     if cfg.reject == "off":
-        for field in ("reject_low", "reject_high"):
-            if getattr(cfg, field) is not None:
-                raise ConfigError(
-                    f"{at}.{field}: does nothing while {at}.reject is off; set reject=token, or null here"
-                )
+        refuse_idle(cfg, at, ("statistic", "reject_low", "reject_high"), "reject is off")
         return
     if cfg.reject_high is None:
         raise ConfigError(f"{at}.reject_high: needed by {at}.reject={cfg.reject}; give the highest value that stays")
     if cfg.statistic != "k1":
         if cfg.reject_low is not None:
             raise ConfigError(f"{at}.reject_low: {cfg.statistic} has no lower bound; set statistic=k1, or null here")
-    elif cfg.reject_low is not None and cfg.reject_low > cfg.reject_high:
+    elif cfg.reject_high < 1.0 or (cfg.reject_low is not None and cfg.reject_low > 1.0):
+        field = "reject_high" if cfg.reject_high < 1.0 else "reject_low"
         raise ConfigError(
-            f"{at}.reject_low: {cfg.reject_low:g} is above {at}.reject_high={cfg.reject_high:g}; lower it"
+            f"{at}.{field}: a ratio of 1 (sampler and trainer agree) must stay, so reject_low is at most 1 and "
+            f"reject_high at least 1; got {getattr(cfg, field):g}"
         )
-    elif cfg.reject_low is None and cfg.reject_high < 1.0:
-        raise ConfigError(
-            f"{at}.reject_high: {cfg.reject_high:g} is below its lower bound 1 / reject_high; give at least 1, "
-            f"or set {at}.reject_low"
-        )
+
+
+def refuse_idle(section: Section, at: str, fields: Sequence[str], why: str) -> None:
+    """ConfigError for the first of these fields that was changed although, as `why` says, it does nothing."""
+    for field in fields:
+        default = type(section).model_fields[field].default
+        if getattr(section, field) != default:
+            shown = "null" if default is None else default
+            raise ConfigError(f"{at}.{field}: does nothing while {at}.{why}; leave it at {shown}, or change that")
 
 
 def importance_weights(segments: Segments, old: Tensor, rollout: Tensor, cfg: CorrectionConfig) -> Tensor:

@@ -149,7 +149,7 @@ _preset(
 _preset(
     "otb",
     "Optimal token baseline: at each token the group's mean weighted by how much the gradient varied so far.",
-    "Li et al. 2026, The optimal token baseline (ICML 2026)",
+    "Li et al. 2026, The optimal token baseline (arXiv:2602.07078)",
     "loss without a ratio, on-policy",
     advantage={"name": "optimal_token_baseline"},
     policy_loss={"name": "reinforce"},

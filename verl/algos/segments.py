@@ -52,11 +52,17 @@ class Segments:
 
     def whiten(self, x: Tensor) -> Tensor:
         """(x - mean) / sqrt(var + 1e-8) over counted tokens, var unbiased; with fewer than two, x - mean."""
-        centred = self.zero(x - self.mean(x))
-        n = int(self.mask.sum())
-        if n < 2:
-            return centred
-        return centred / ((centred**2).sum() / (n - 1) + 1e-8).sqrt()
+        out, kept = torch.zeros_like(x), x[self.mask]
+        if len(kept) == 0:
+            return out
+        # As distances from the largest: equal values of any size then give exactly 0, where the rounding of their mean,
+        # divided by almost nothing, would give all of them an advantage.
+        gap = kept - kept.amax()
+        centred = gap - gap.mean()
+        if len(kept) > 1:
+            centred = centred / (centred.square().sum() / (len(kept) - 1) + 1e-8).sqrt()
+        out[self.mask] = centred
+        return out
 
     def last(self) -> Tensor:
         """[T] bool: the last counted token of each sequence."""

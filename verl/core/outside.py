@@ -14,6 +14,8 @@ from verl.core.errors import VerlError
 
 def load_module(where: str, at: str, error: type[VerlError]) -> ModuleType:
     """`FILE.py` or `package.module`, imported once. A fault is an `error` that begins with `at`."""
+    if not where.strip("."):
+        raise error(f"{at}: {where!r} names nothing; give FILE.py or package.module")
     return _file(where, at, error) if where.endswith(".py") else _named(where, at, error)
 
 

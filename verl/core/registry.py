@@ -62,7 +62,7 @@ class Registry(Generic[F]):
     def __getitem__(self, name: str) -> Entry[F]:
         if name not in self._entries:
             hint = suggestion(name, list(self._entries))
-            raise ConfigError(f"unknown {self.kind} {name!r}{hint}; known: {', '.join(sorted(self._entries))}")
+            raise ConfigError(f"{self.kind}: unknown name {name!r}{hint}; known: {', '.join(sorted(self._entries))}")
         return self._entries[name]
 
     def __contains__(self, name: str) -> bool:

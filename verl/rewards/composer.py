@@ -13,6 +13,8 @@ from verl.rewards.verifiers import Verifier
 MODEL = "reward_model"
 VERIFIER = "verifier"
 OVERLONG = "overlong"
+METRIC_NAMES = ("std", "greedy", "score")
+"""Taken by the metrics reward/std and reward/greedy, and by the filter's word for the total."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class RewardComposer:
 
     def add(self, function: RewardFunction) -> None:
         """One more function; a name that is taken gets a number behind it."""
-        taken = {MODEL, VERIFIER, OVERLONG, *(f.name for f in self.functions)}
+        taken = {MODEL, VERIFIER, OVERLONG, *METRIC_NAMES, *(f.name for f in self.functions)}
         name, number = function.name, 2
         while name in taken:
             name, number = f"{function.name}_{number}", number + 1
