@@ -27,34 +27,38 @@ ALGORITHMS = ("ppo", "grpo", "dr_grpo", "rloo", "reinforce_pp", "dapo", "gspo", 
 COLOURS = ("#24292f", "#0969da", "#54aeff", "#1a7f37", "#d1570a", "#8250df", "#bf3989", "#9a6700")
 MARKS = (0.25, 0.5, 0.75, 1.0)
 """Shares of the budget that the table shows."""
+UPDATES = 40
+"""The table also compares after this many optimizer steps, whatever they cost."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One run: responses sampled and accuracy at each evaluation; seconds of training a step, median."""
+    """One run, an entry an evaluation: updates made, responses sampled, accuracy."""
 
+    updates: list[int]
     responses: list[float]
     accuracy: list[float]
-    seconds: float
-    steps: int
 
     @classmethod
-    def of(cls, run: Path, budget: int) -> Curve:
-        responses, accuracy, seconds, seen = [], [], [], 0.0
+    def of(cls, run: Path) -> Curve:
+        updates, responses, accuracy, steps, seen = [], [], [], 0, 0.0
         for row in read_metrics(run / "metrics.jsonl"):
-            seen += row.get("rollout/responses", 0.0)
-            if seen > budget:
-                break
             if "rollout/responses" in row:
-                seconds.append(sum(v for k, v in row.items() if k.startswith("time/")))
+                seen += row["rollout/responses"]
+                steps += 1
             if "eval/accuracy" in row:
+                updates.append(steps)
                 responses.append(seen)
                 accuracy.append(row["eval/accuracy"])
-        return cls(responses, accuracy, statistics.median(seconds), len(seconds))
+        return cls(updates, responses, accuracy)
 
     def at(self, responses: float) -> float:
         """Accuracy of the last evaluation within `responses`."""
         return [a for r, a in zip(self.responses, self.accuracy, strict=True) if r <= responses][-1]
+
+    def after(self, updates: int) -> float:
+        """Accuracy of the last evaluation within `updates`."""
+        return [a for u, a in zip(self.updates, self.accuracy, strict=True) if u <= updates][-1]
 
 
 def folder(out: Path, algorithm: str, seed: int) -> Path:
@@ -83,21 +87,20 @@ def train(out: Path, algorithm: str, seed: int, steps: int, threads: int) -> Non
 
 def table(curves: dict[str, list[Curve]], budget: int) -> list[str]:
     marks = [round(budget * m) for m in MARKS]
-    head = "| preset | " + " | ".join(f"{m:,} responses" for m in marks) + " | updates | s/step |"
-    out = [head, "|---" * (len(marks) + 3) + "|"]
+    head = "| preset | " + " | ".join(f"{m:,} responses" for m in marks) + f" | {UPDATES} updates |"
+    out = [head, "|---" * (len(marks) + 2) + "|"]
     for name, runs in curves.items():
-        cells = []
-        for mark in marks:
-            seen = [c.at(mark) for c in runs]
-            cells.append(f"{statistics.mean(seen):.2f} ({min(seen):.2f} to {max(seen):.2f})")
-        steps = [c.steps for c in runs]
-        updates = f"{min(steps)}" if min(steps) == max(steps) else f"{min(steps)} to {max(steps)}"
-        seconds = statistics.median(c.seconds for c in runs)
-        out.append(f"| `{name}` | " + " | ".join(cells) + f" | {updates} | {seconds:.1f} |")
+        cells = [_spread([c.at(mark) for c in runs]) for mark in marks]
+        cells.append(_spread([c.after(UPDATES) for c in runs]))
+        out.append(f"| `{name}` | " + " | ".join(cells) + " |")
     return out
 
 
-def draw(curves: dict[str, list[Curve]], file: Path) -> None:
+def _spread(values: list[float]) -> str:
+    return f"{statistics.mean(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+
+
+def draw(curves: dict[str, list[Curve]], budget: int, file: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -111,7 +114,7 @@ def draw(curves: dict[str, list[Curve]], file: Path) -> None:
         for c in runs:
             panel.plot(c.responses, c.accuracy, color=colour, linewidth=1.6)
         panel.set_title(name, fontsize=9, loc="left")
-        panel.set_ylim(0, 1.02)
+        panel.set(xlim=(0, budget), ylim=(0, 1.02))
         panel.spines[["top", "right"]].set_visible(False)
         panel.grid(axis="y", alpha=0.25)
     figure.supxlabel("sampled responses", fontsize=9)
@@ -140,10 +143,10 @@ def main() -> None:
                     pool.submit(train, args.out, name, seed, share[name], threads)
     budget = args.steps * 16 * 8
     runs = {n: [folder(args.out, n, s) for s in args.seeds] for n in args.algorithms}
-    curves = {n: [Curve.of(r, budget) for r in rs if (r / "config.json").is_file()] for n, rs in runs.items()}
+    curves = {n: [Curve.of(r) for r in rs if (r / "config.json").is_file()] for n, rs in runs.items()}
     curves = {n: c for n, c in curves.items() if c}
     print("\n".join(table(curves, budget)))
-    draw(curves, ROOT / "docs" / "assets" / "algorithms-compared.svg")
+    draw(curves, budget, ROOT / "docs" / "assets" / "algorithms-compared.svg")
 
 
 if __name__ == "__main__":
