@@ -18,7 +18,7 @@ def test_metrics_merge_is_the_metric_of_the_whole() -> None:
 def test_registry_suggests_and_refuses_a_second_name() -> None:
     r: Registry = Registry("colour")
     r.register("green")(len)
-    with pytest.raises(ConfigError, match="unknown colour 'gren' .did you mean 'green'"):
+    with pytest.raises(ConfigError, match="colour: unknown name 'gren' .did you mean 'green'"):
         r["gren"]
     with pytest.raises(ConfigError, match="registered twice"):
         r.register("green")(len)

@@ -6,12 +6,18 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.tiny import make_model
+from verl.algos.advantages import ADVANTAGES
 from verl.algos.functional import compute_advantages, policy_loss
+from verl.algos.policy_losses import POLICY_LOSSES
+from verl.core.errors import ConfigError
+from verl.core.outside import load_module
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "custom_algorithm"
@@ -34,12 +40,20 @@ def test_it_trains_from_yaml(tmp_path: Path) -> None:
     assert "advantage: {name: capped_group" in (EXAMPLE / "config.yaml").read_text()
 
 
+@pytest.fixture
+def registered() -> Iterator[None]:
+    before = set(sys.modules)
+    load_module(str(EXAMPLE / "my_algorithm.py"), "test", ConfigError)
+    yield
+    for registry, name in ((ADVANTAGES, "capped_group"), (POLICY_LOSSES, "unclipped")):
+        del registry._entries[name]
+    for module in set(sys.modules) - before:
+        del sys.modules[module]
+
+
+@pytest.mark.usefixtures("registered")
 def test_its_numbers() -> None:
     """It registers once imported, and is then there for `functional` as well."""
-    from verl.core.errors import ConfigError
-    from verl.core.outside import load_module
-
-    load_module(str(EXAMPLE / "my_algorithm.py"), "test", ConfigError)
     rewards, mask = torch.tensor([0.0, 0.0, 0.0, 1.0]), torch.ones(4, 2)
     advantages, _ = compute_advantages("capped_group", rewards=rewards, mask=mask, group_ids=[7] * 4, scale=2.0)
     torch.testing.assert_close(advantages[:, 0], torch.tensor([-1.0, -1.0, -1.0, 3.0]), rtol=1e-5, atol=1e-5)

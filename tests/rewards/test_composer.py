@@ -123,7 +123,7 @@ def test_unknown_sources_are_listed_with_counts():
 def test_a_bad_reference_shows_before_any_rollout():
     with pytest.raises(RewardError, match="prompt '0': the verifier needs a reference answer as text, found None"):
         build_rewards(RewardConfig(verifier="exact"), prompts((None, None)))
-    with pytest.raises(ConfigError, match="unknown reward.verifier 'exat' \\(did you mean 'exact'"):
+    with pytest.raises(ConfigError, match="reward.verifier: unknown name 'exat' \\(did you mean 'exact'"):
         build_rewards(RewardConfig(verifier="exat"), TWO)
 
 

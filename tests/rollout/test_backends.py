@@ -18,7 +18,9 @@ from verl.engines import rollout
 
 
 def test_unknown_backend_names_the_known_ones(folders: Callable[..., Path]) -> None:
-    with pytest.raises(ConfigError, match=r"unknown rollout backend 'vlm'.*did you mean 'vllm'.*hf, native, vllm"):
+    with pytest.raises(
+        ConfigError, match=r"rollout backend: unknown name 'vlm'.*did you mean 'vllm'.*hf, native, vllm"
+    ):
         rollout.load("vlm", folders())
 
 

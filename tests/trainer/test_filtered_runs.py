@@ -65,7 +65,9 @@ def test_resume_with_resampling_and_retired_prompts_is_the_uninterrupted_run(tmp
 
 
 def test_retired_prompts_are_not_sampled_again(tmp_path) -> None:
-    cfg = tiny_run.config(tmp_path, "grpo", **resampled(constant_groups="keep"), trainer={"max_steps_per_episode": 5})
+    cfg = tiny_run.config(
+        tmp_path, "grpo", **resampled(constant_groups="keep", metric="score"), trainer={"max_steps_per_episode": 5}
+    )
     built = build(cfg, RunConsole())
     retired: set[str] = set()
     for _ in range(5):
@@ -214,8 +216,14 @@ def test_overlong_punishes_in_training_only(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"filter": {"metric": "digit"}}, r"algorithm.filter.metric: .*'digit'.*did you mean 'digits'.*score, digits$"),
-        ({"filter": {"metric": "overlong"}}, r"algorithm.filter.metric: .*set one of score, digits$"),
+        (
+            {"filter": {"metric": "digit", "constant_groups": "drop"}},
+            r"algorithm.filter.metric: .*'digit'.*did you mean 'digits'.*score, digits$",
+        ),
+        (
+            {"filter": {"metric": "overlong", "constant_groups": "drop"}},
+            r"algorithm.filter.metric: .*set one of score, digits$",
+        ),
         ({"filter": {"retire_pass_rate": 0.9}}, r"algorithm.filter.retire_pass_rate: no verifier .*reward.verifier"),
         ({"filter": {"when_short": "stop"}}, r"algorithm.filter.when_short: .*constant_groups=keep"),
     ],
