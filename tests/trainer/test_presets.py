@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from verl.algos.advantages import ADVANTAGES
 from verl.algos.algorithm import Algorithm
 from verl.algos.policy_losses import POLICY_LOSSES
 from verl.algos.presets import PRESETS
+from verl.trainer import run
 from verl.trainer.build import build
 from verl.trainer.hooks import Hook
 from verl.trainer.loop import StepResult, Trainer
@@ -63,3 +66,28 @@ def test_preset_trains(preset: str, tmp_path: Path) -> None:
     assert all(row["actor/skipped_steps"] == 0 for row in rows)
     after = built.trainer.roles.actor.worker.engine.shards()
     assert any(not before[n].equal(p) for n, p in after.items())
+
+
+def test_every_metric_is_explained(tmp_path: Path) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
+    told = set(re.findall(r"`([a-z_@/A-Z0-9]+)`", page))
+    seen: set[str] = set()
+    for number, (preset, more) in enumerate(
+        [
+            ("ppo", {"eval": {"n": 2}, "algorithm": {"entropy_coef": 0.1}}),
+            ("grpo", {"algorithm": {"rollout_correction": {"reject": "token", "reject_high": 2.0}}}),
+            ("dapo", {"algorithm": {"filter": {"retire_pass_rate": 0.9}}, "reward": {"verifier": "gsm8k"}}),
+            ("remax", {}),
+            ("kl_cov", {"algorithm": {"policy_loss": {"name": "ppo_clip", "dual_clip": 3.0}}}),
+            ("clip_cov", {}),
+        ]
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        cfg = config(folder, preset, **more, trainer={"num_episodes": 1, "max_steps_per_episode": 1})
+        run(cfg)
+        for line in (folder / "out" / "metrics.jsonl").read_text().splitlines():
+            seen |= set(json.loads(line)) - {"step"}
+    parts = {"reward/digits", "reward/overlong", "eval/reward/digits", "eval/reward/verifier", "reward/verifier"}
+    generic = {name for name in seen if name.startswith(("time/", "eval/response/", "eval/pass@", "eval/reward"))}
+    assert seen - told - parts - generic == set()

@@ -49,6 +49,14 @@ class Algorithm:
         self.needs = self._needs(cfg)
         check_algorithm(cfg, self.advantage, self.policy_loss, self.needs)
 
+    @property
+    def described(self) -> str:
+        """What was put together, in a line."""
+        kl = self.cfg.kl
+        distance = "no KL" if self.kl_place == "off" else f"KL {kl.estimator} x {kl.coef:g} in the {self.kl_place}"
+        names = f"advantage {self.advantage.name}, loss {self.policy_loss.name}, {self.cfg.aggregation}"
+        return f"Algorithm {self.cfg.name}: {names}, {distance}"
+
     def _needs(self, cfg: RunConfig) -> frozenset[str]:
         """Columns that must be made before credit. With one update a step the log-probs of the update's own forward
         are the old ones, exactly, so no extra forward is made unless credit or the correction reads them first.

@@ -43,6 +43,7 @@ _preset(
     advantage={"name": "gae", "gamma": 1.0, "lam": 0.95},
     policy_loss=CLIP,
     aggregation="token_mean",
+    ours="KL coefficient",
     kl={"place": "reward", "coef": 0.1, "estimator": "k1"},
 )
 _preset(
@@ -122,8 +123,9 @@ _preset(
 )
 _preset(
     "gpg",
-    "Group policy gradient: no clip, no reference, no critic; rescaled for groups without a signal.",
+    "Group policy gradient: no clip, no reference, no critic; rescaled where samples have no score.",
     "Chu et al. 2025 (arXiv:2504.02546)",
+    "the rescaling counts samples with a score other than 0, the paper those of groups with a signal",
     advantage={"name": "gpg"},
     policy_loss={"name": "gpg"},
     aggregation="token_mean",

@@ -32,6 +32,11 @@ Notation: `m` is 1 where the policy sampled the token; everything else is left o
 the score of a sample (the sum of its token rewards), `A` advantages, `l` log-prob now, `lo` before the update,
 `rho = exp(l - lo)`, `sg` no gradient. A loss is per token; `algorithm.aggregation` makes it one number, with the counts
 of the whole mini-batch.
+
+Defaults in the tables are those of the function by itself (and of `verl.algos.functional`); a preset may set others, as
+its section shows. With one update a step (`update.epochs` and `update.mini_batches` at 1) every ratio is exactly 1, so
+what a loss does to ratios (clips, gates, trust regions) comes into play only with several updates, or with
+`algorithm.rollout_correction.old_logprobs=bypass`.
 """
 
 

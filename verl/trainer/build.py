@@ -123,6 +123,7 @@ def _trainer(cfg: RunConfig, inputs: Inputs, console: RunConsole) -> tuple[Train
     """The models in their roles, and the loop over them."""
     device = pick_device(cfg)
     policy = load_policy(cfg.actor.path, cfg.model, device)
+    console.info(inputs.algorithm.described)
     console.info(f"Actor {cfg.actor.path}: {policy.implementation} implementation, {cfg.model.dtype}, on {device}")
     engine = rollout.attach(cfg.rollout.backend, policy, cfg.rollout)
     worker = RolloutWorker(engine, inputs.tokenizer, cfg.trainer.seed)
