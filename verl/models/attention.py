@@ -17,7 +17,7 @@ _SHORT = 192
 class Attend(Protocol):
     """How one layer mixes tokens. The decoder gives rotated queries and keys; caching, packing and masks live here."""
 
-    def __call__(self, layer: int, q_PHd: Tensor, k_PKd: Tensor, v_PKd: Tensor) -> Tensor:
+    def __call__(self, layer: int, q_PHd: Tensor, k_PKd: Tensor, v_PKd: Tensor, /) -> Tensor:
         """q [P, H, hd], k and v [P, KV, hd] -> [P, H, hd]; query head h reads key head h // (H / KV)."""
         ...
 

@@ -126,6 +126,7 @@ def _trainer(cfg: RunConfig, inputs: Inputs, console: RunConsole) -> tuple[Train
     console.info(inputs.algorithm.described)
     console.info(f"Actor {cfg.actor.path}: {policy.implementation} implementation, {cfg.model.dtype}, on {device}")
     engine = rollout.attach(cfg.rollout.backend, policy, cfg.rollout)
+    console.info(f"Rollout {cfg.rollout.backend}: {engine.described}")
     worker = RolloutWorker(engine, inputs.tokenizer, cfg.trainer.seed)
     needs = inputs.algorithm.needs
     source = OnDemandSource(inputs.data.train, inputs.sampler, worker, cfg, greedy="greedy_reward" in needs)

@@ -34,16 +34,20 @@ class DecodeAttention:
     """
 
     def __init__(self, cache: SlotCache, positions_B: Tensor, longest: int, window: Callable[[int], int | None]):
-        self._cache, self._positions, self._longest, self._window = cache, positions_B, longest, window
+        self._cache, self.positions, self._longest, self._window = cache, positions_B, longest, window
         self._rows = torch.arange(len(positions_B), device=positions_B.device)
         self._masks: dict[int | None, Tensor | None] = {}
+
+    def cache_of(self, layer: int) -> tuple[Tensor, Tensor, int | None]:
+        """(keys, values, window) of a layer, for a kernel that does the rest itself."""
+        return self._cache.keys[layer], self._cache.values[layer], self._window(layer)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [B, H, hd], k and v [B, KV, hd] to [B, H, hd]."""
         rows, kv_heads, dim = k.shape
         keys, values = self._cache.keys[layer], self._cache.values[layer]
-        keys[self._rows, :, self._positions] = k
-        values[self._rows, :, self._positions] = v
+        keys[self._rows, :, self.positions] = k
+        values[self._rows, :, self.positions] = v
         out = scaled_dot_product_attention(
             q.view(rows, kv_heads, -1, dim),
             keys[:rows, :, : self._longest],
@@ -55,7 +59,7 @@ class DecodeAttention:
     def _mask(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
         """[B, 1, 1, longest], 0 where a key is seen and -inf elsewhere; None where all see all. One for each window."""
         if window not in self._masks:
-            age = self._positions[:, None] - torch.arange(self._longest, device=self._positions.device)
+            age = self.positions[:, None] - torch.arange(self._longest, device=self.positions.device)
             hidden = (age < 0) if window is None else (age < 0) | (age >= window)
             mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
             self._masks[window] = mask[:, None, None] if bool(hidden.any()) else None

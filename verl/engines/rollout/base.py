@@ -78,6 +78,11 @@ class Engine(ABC):
     version: int
 
     @property
+    def described(self) -> str:
+        """Which code generates, for a line of the log."""
+        return "transformers generate"
+
+    @property
     @abstractmethod
     def pending(self) -> int:
         """Requests submitted and not yet returned."""

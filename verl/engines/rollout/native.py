@@ -13,19 +13,24 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from verl.core import Completion, GenRequest
+from verl.core import Completion, GenRequest, RolloutError
 from verl.core.protocols import Place
+from verl.engines.rollout import kernels
 from verl.engines.rollout.attend import DecodeAttention, PrefillAttention
 from verl.engines.rollout.base import Engine, Limits, SharedWeights, context_of, positive
 from verl.engines.rollout.cache import Prefix, SlotCache
+from verl.engines.rollout.cpu_decoder import CPUDecoder, supported
 from verl.engines.rollout.prefill import plan_prefill
-from verl.engines.rollout.sampling import Draw, sample
+from verl.engines.rollout.sampling import Draw, sample, sample_whole
 from verl.engines.rollout.scheduler import Unit, Waiting
 from verl.engines.rollout.sequence import Sequence as Running
 from verl.models.attention import PackedAttention
+from verl.models.decoder import Decoder
 from verl.models.plan import Plan
 from verl.models.policy import Policy
 
+_BURST = 8
+"""Tokens still to come for which packing the weights pays."""
 _LOGITS = 6 << 20
 """Logits held at one time. 24 MB in fp32: small enough that the C allocator keeps the block for the next step."""
 
@@ -35,6 +40,7 @@ class NativeEngine(SharedWeights, Engine):
 
     prefill_tokens: prompt tokens computed in one step (a longer prompt goes alone).
     max_model_len: longest prompt and response together; None: the model's own limit.
+    compile: "on", "off" or "auto": the kernels of cached decoding (CPU, bf16), auto where there is a compiler.
     """
 
     def __init__(
@@ -45,6 +51,7 @@ class NativeEngine(SharedWeights, Engine):
         max_sequences: int = 256,
         prefill_tokens: int = 4096,
         max_model_len: int | None = None,
+        compile: str = "auto",
         version: int = 0,
     ):
         config = policy.decoder.config
@@ -61,6 +68,25 @@ class NativeEngine(SharedWeights, Engine):
         self._waiting = Waiting()
         self._running: list[Running] = []
         self._prefix: Prefix | None = None
+        self._fast = self._fast_decoder(compile)
+        self._packed: CPUDecoder | None = None
+
+    def _fast_decoder(self, compile: str) -> CPUDecoder | None:
+        if not supported(self.policy):
+            if compile == "on":
+                raise RolloutError(
+                    "rollout.compile=on: the kernels are for bfloat16 on a CPU that has it; set auto or off"
+                )
+            return None
+        wanted = compile == "on" or (compile == "auto" and kernels.compiler() is not None)
+        return CPUDecoder(self.policy, kernels.load() if wanted else None, pack=False)
+
+    @property
+    def described(self) -> str:
+        """Which code decodes."""
+        if self._fast is None:
+            return "verl's decoder"
+        return "compiled kernels" if self._fast.kernels else "without compiled kernels (see rollout.compile)"
 
     @property
     def pending(self) -> int:
@@ -82,7 +108,10 @@ class NativeEngine(SharedWeights, Engine):
         computed = self._prefix.tokens if self._prefix else None
         units = self._waiting.take(free, self._prefill_tokens, computed)
         try:
-            return self._prefill(units) if units else self._decode() if self._running else []
+            done = self._prefill(units) if units else self._decode() if self._running else []
+            if not self.pending:
+                self._packed = None
+            return done
         except BaseException:
             # No request is lost, and keys of a diverged model do not stay behind a mask: 0 x NaN is NaN.
             self._preempt()
@@ -111,6 +140,7 @@ class NativeEngine(SharedWeights, Engine):
 
     def _preempt(self) -> None:
         """Forget every key and value; running sequences go to the front of the queue with the tokens they have."""
+        self._packed = None
         self._waiting.add_front(self._running)
         self._running = []
         self._prefix = None
@@ -146,9 +176,8 @@ class NativeEngine(SharedWeights, Engine):
     def _forward(self, prompts: list[tuple[int, ...]], slots: list[slice]) -> Tensor:
         """[U, F] features of the last token of each prompt, computed in one packed forward."""
         plan = plan_prefill(prompts, slots)
-        decoder = self.policy.decoder
-        inner = PackedAttention(Plan.of(plan.blocks, self._device), decoder.config.window)
-        hidden = decoder(
+        inner = PackedAttention(Plan.of(plan.blocks, self._device), self.policy.decoder.config.window)
+        hidden = self._body()(
             torch.tensor(plan.token_ids, device=self._device),
             torch.tensor(plan.positions, device=self._device),
             PrefillAttention(inner, self._cache, plan.writes),
@@ -169,8 +198,16 @@ class NativeEngine(SharedWeights, Engine):
         positions_B = torch.tensor(lengths, device=self._device) - 1
         tokens_B = torch.tensor([s.tokens[-1] for s in self._running], device=self._device)
         attend = DecodeAttention(self._cache, positions_B, max(lengths), self.policy.decoder.config.window)
-        hidden_BF = self.policy.decoder(tokens_B, positions_B, attend)
+        hidden_BF = self._body()(tokens_B, positions_B, attend)
         return self._advance(hidden_BF, list(range(len(lengths))), 0)
+
+    def _body(self) -> CPUDecoder | Decoder:
+        """What decodes: packed weights where enough tokens are to come for it to pay."""
+        if self._fast is None:
+            return self.policy.decoder
+        if self._packed is None and max(s.room - len(s.tokens) for s in self._running) > _BURST:
+            self._packed = CPUDecoder(self.policy, self._fast.kernels, pack=True)
+        return self._packed or self._fast
 
     def _reserve(self, tokens: int, used_slots: int) -> None:
         longest = max(s.longest for s in self._running)
@@ -199,11 +236,17 @@ class NativeEngine(SharedWeights, Engine):
         logprobs: list[float] = []
         for i in range(0, len(draws), chunk):
             some, where = rows[i : i + chunk].unique(return_inverse=True)
-            logits = self.policy.logits(features[some])
-            ids, logps = sample(logits if len(some) == len(where) else logits[where], draws[i : i + chunk])
+            logits = (self._packed or self.policy).logits(features[some])
+            ids, logps = self._draw(logits if len(some) == len(where) else logits[where], draws[i : i + chunk])
             tokens += ids
             logprobs += logps
         return tokens, logprobs
+
+    def _draw(self, logits: Tensor, draws: list[Draw]) -> tuple[list[int], list[float]]:
+        compiled = self._fast.kernels if self._fast is not None else None
+        if compiled is not None and logits.dtype == torch.bfloat16 and all(d.whole for d in draws):
+            return sample_whole(logits, draws, compiled)
+        return sample(logits, draws)
 
     def _free(self, slots: list[int]) -> None:
         """Let go of these slots; sequences at the end move into the holes, so that the running ones stay in front."""
