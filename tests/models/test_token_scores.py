@@ -113,3 +113,29 @@ def test_fp32_head_is_native_only(tmp_path: Path, cfg: ModelConfig) -> None:
         with pytest.raises(ConfigError, match=r"^model\.fp32_head: native models only"):
             refuse()
     check_head("actor.path", folder, cfg)
+
+
+@pytest.mark.parametrize("states", [1, 2, 3, 1000])
+def test_rows_of_one_state_share_its_logits_and_add_up_their_gradients(monkeypatch, states: int) -> None:
+    """Three samples with one prompt, two of them equal at first: against log_softmax row by row, in float64."""
+    vocab = 9
+    monkeypatch.setattr(logprobs_module, "_CHUNK_ELEMENTS", states * vocab)
+    seqs, masks = [[1, 2, 5, 6], [1, 2, 5, 7], [1, 2, 8]], [[0, 0, 1, 1], [0, 0, 1, 1], [0, 0, 1]]
+    packed = PackedInput.of(batch_of(seqs, masks, [0, 0, 0]), True)
+    assert len(packed.pred) == 5 and len(packed.pred.unique()) < 5
+    table = torch.randn(10, vocab, generator=torch.Generator().manual_seed(0))
+    weight = torch.randn(len(packed.pred), 2, generator=torch.Generator().manual_seed(1))
+    grads = []
+    for exact in (False, True):
+        leaf = table.clone().double().requires_grad_() if exact else table.clone().requires_grad_()
+        if exact:
+            law = torch.log_softmax(leaf[packed.token_ids[packed.pred]] / 0.7, -1)
+            logp, entropy = law.gather(1, packed.target[:, None])[:, 0], -(law.exp() * law).sum(-1)
+        else:
+            scores = token_scores(Table(leaf), packed, 0.7, entropy=True)
+            assert scores.entropy is not None
+            logp, entropy = scores.logprobs[packed.where], scores.entropy[packed.where]
+        (logp * weight[:, 0] + entropy * weight[:, 1]).sum().backward()
+        grads.append((logp.detach().double(), leaf.grad.double()))
+    torch.testing.assert_close(grads[0][0], grads[1][0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(grads[0][1], grads[1][1], rtol=1e-5, atol=1e-6)

@@ -50,62 +50,67 @@ def token_scores(
 ) -> TokenScores:
     """Log-probs of every row's token, and what else is asked for.
 
-    Each row's logits are computed once forward and, where rows do not fit one chunk, once more backward.
+    Rows that are predicted from one state (samples that began alike) share its logits. A state's logits are computed
+    once forward and, where states do not fit one chunk, once more backward.
     """
     if temperature <= 0:
         raise ValueError(f"log-probs need a temperature above 0, got {temperature}")
-    rows_RF = policy.features(packed).index_select(0, packed.pred)
+    pred_U, state_R = torch.unique(packed.pred, return_inverse=True)
+    order_R = torch.argsort(state_R, stable=True)
+    states_UF = policy.features(packed).index_select(0, pred_U)
     with torch.no_grad():
-        vocab = policy.logits(rows_RF[:1]).shape[-1] if len(rows_RF) else 1
+        vocab = policy.logits(states_UF[:1]).shape[-1] if len(states_UF) else 1
     size = max(1, _CHUNK_ELEMENTS // vocab)
 
-    def score(rows: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return _LogProb.apply(policy.logits(rows), target, temperature, entropy, sum_pi_squared)
+    def score(states: Tensor, state: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return _LogProb.apply(policy.logits(states), state, target, temperature, entropy, sum_pi_squared)
 
+    starts = range(0, max(len(states_UF), 1), size)
+    counts = torch.bincount(state_R // size, minlength=len(starts)).tolist()
     parts = []
-    for rows, target in zip(rows_RF.split(size), packed.target.split(size), strict=True):
-        recompute = len(rows_RF) > size and torch.is_grad_enabled()
-        parts.append(checkpoint(score, rows, target, use_reentrant=False) if recompute else score(rows, target))
-    logp_R, entropy_R, squares_R = (torch.cat(column) for column in zip(*parts, strict=True))
-    return TokenScores(
-        packed.scatter(logp_R),
-        packed.scatter(entropy_R) if entropy else None,
-        packed.scatter(squares_R) if sum_pi_squared else None,
-    )
+    for start, rows_R in zip(starts, order_R.split(counts), strict=True):
+        given = states_UF[start : start + size], state_R[rows_R] - start, packed.target[rows_R]
+        recompute = len(starts) > 1 and torch.is_grad_enabled()
+        parts.append(checkpoint(score, *given, use_reentrant=False) if recompute else score(*given))
+    columns = [torch.cat(column) for column in zip(*parts, strict=True)]
+    logp, entropies, squares = (packed.scatter(torch.empty_like(c).index_copy(0, order_R, c)) for c in columns)
+    return TokenScores(logp, entropies if entropy else None, squares if sum_pi_squared else None)
 
 
 class _LogProb(torch.autograd.Function):
-    """log softmax(z / temperature)[target], its entropy and the sum of its squares, keeping only z and the normaliser
-    for the backward.
+    """log softmax(z / temperature)[target] of each row's state, its entropy and the sum of its squares, keeping only z
+    and the normaliser for the backward. U states, R rows.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, z_RV: Tensor, target_R: Tensor, temperature: float, entropy: bool, squares: bool
+        ctx: Any, z_UV: Tensor, state_R: Tensor, target_R: Tensor, temperature: float, entropy: bool, squares: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        z = z_RV.float() / temperature
-        norm_R = torch.logsumexp(z, dim=-1)
-        logp_R = z.gather(1, target_R[:, None]).squeeze(1) - norm_R
-        entropy_R = torch.zeros_like(logp_R)
+        z = z_UV.float() / temperature
+        norm_U = torch.logsumexp(z, dim=-1)
+        logp_R = z[state_R, target_R] - norm_U[state_R]
+        entropy_U = torch.zeros_like(norm_U)
         if entropy:
-            entropy_R = torch.special.entr(torch.softmax(z, dim=-1)).sum(-1)
-        squares_R = torch.zeros_like(logp_R)
+            entropy_U = torch.special.entr(torch.softmax(z, dim=-1)).sum(-1)
+        squares_U = torch.zeros_like(norm_U)
         if squares:
-            squares_R = (torch.logsumexp(2 * z, dim=-1) - 2 * norm_R).exp()
-        ctx.save_for_backward(z_RV, target_R, norm_R, entropy_R)
+            squares_U = (torch.logsumexp(2 * z, dim=-1) - 2 * norm_U).exp()
+        ctx.save_for_backward(z_UV, state_R, target_R, norm_U, entropy_U)
         ctx.temperature, ctx.entropy = temperature, entropy
+        squares_R = squares_U[state_R]
         ctx.mark_non_differentiable(squares_R)
-        return logp_R, entropy_R, squares_R
+        return logp_R, entropy_U[state_R], squares_R
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        z_RV, target_R, norm_R, entropy_R = ctx.saved_tensors
-        logp = (z_RV.float() / ctx.temperature).sub_(norm_R[:, None]).clamp_(min=-1e30)  # -inf logits: 0 * log 0 = 0
+        z_UV, state_R, target_R, norm_U, entropy_U = ctx.saved_tensors
+        logp = (z_UV.float() / ctx.temperature).sub_(norm_U[:, None]).clamp_(min=-1e30)  # -inf logits: 0 * log 0 = 0
         p = logp.exp()
         # d logp[target] / dz = onehot - p;  d entropy / dz = -p (log p + entropy)
-        scale = -grads[0][:, None]
+        scale = -torch.zeros_like(norm_U).index_add(0, state_R, grads[0])[:, None]
         if ctx.entropy:
-            scale = scale - grads[1][:, None] * (logp + entropy_R[:, None])
+            of_entropy_U = torch.zeros_like(norm_U).index_add(0, state_R, grads[1])
+            scale = scale - of_entropy_U[:, None] * (logp + entropy_U[:, None])
         grad = p.mul_(scale)
-        grad.scatter_add_(1, target_R[:, None], grads[0][:, None])
-        return grad.div_(ctx.temperature).to(z_RV.dtype), None, None, None, None
+        grad.index_put_((state_R, target_R), grads[0], accumulate=True)
+        return grad.div_(ctx.temperature).to(z_UV.dtype), None, None, None, None, None
