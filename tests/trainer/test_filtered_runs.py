@@ -36,10 +36,6 @@ def resampled(n: int = 2, **more):
     }
 
 
-class Killed(BaseException):
-    pass
-
-
 @pytest.mark.parametrize("stop", [1, 3])
 def test_resume_with_resampling_and_retired_prompts_is_the_uninterrupted_run(tmp_path, stop: int) -> None:
     more = resampled()
@@ -48,15 +44,8 @@ def test_resume_with_resampling_and_retired_prompts_is_the_uninterrupted_run(tmp
     assert max(r["filter/rounds"] for r in rows) > 1 and rows[-1]["filter/retired"] > rows[0]["filter/retired"] > 0
     trainer = {"output_dir": str(tmp_path / "b"), "save_every": 1}
     built = build(tiny_run.config(tmp_path, "grpo", **more, trainer=trainer), RunConsole())
-    update = built.trainer.update
-
-    def die_late(batch):
-        if built.trainer.step == stop + 1:
-            raise Killed
-        return update(batch)
-
-    built.trainer.update = die_late
-    with pytest.raises(Killed):
+    tiny_run.die_in_update(built.trainer, stop + 1)
+    with pytest.raises(tiny_run.Killed):
         built.trainer.fit()
     run(tiny_run.config(tmp_path, "grpo", **more, trainer=trainer | {"resume": True}))
     assert tiny_run.metrics(tmp_path / "a") == tiny_run.metrics(tmp_path / "b")

@@ -35,19 +35,8 @@ def test_resume_is_the_uninterrupted_run(tmp_path, stop: int, dtype: str) -> Non
     run(tiny_run.config(tmp_path, **more, **whole))
     cfg = tiny_run.config(tmp_path, **more, trainer={"output_dir": cut, "save_every": 1})
     built = build(cfg, RunConsole())
-
-    class Killed(BaseException):
-        pass
-
-    update = built.trainer.update
-
-    def die_late(batch):
-        if built.trainer.step == stop + 1:
-            raise Killed
-        return update(batch)
-
-    built.trainer.update = die_late
-    with pytest.raises(Killed):
+    tiny_run.die_in_update(built.trainer, stop + 1)
+    with pytest.raises(tiny_run.Killed):
         built.trainer.fit()
     result = run(tiny_run.config(tmp_path, **more, trainer={"output_dir": cut, "save_every": 1, "resume": True}))
     assert result.steps_trained == 6

@@ -59,3 +59,19 @@ def metrics(out: Path) -> list[dict[str, float]]:
     """Rows of metrics.jsonl without what the clock decides."""
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return [{k: v for k, v in row.items() if not k.startswith(VOLATILE)} for row in rows]
+
+
+class Killed(BaseException):
+    """Stands for a process that ends without warning."""
+
+
+def die_in_update(trainer: Any, step: int) -> None:
+    """The run dies in the update of training step `step`, after its rollout."""
+    update = trainer.update
+
+    def die_late(batch: Any) -> Any:
+        if trainer.step == step:
+            raise Killed
+        return update(batch)
+
+    trainer.update = die_late
