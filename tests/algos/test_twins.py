@@ -1,7 +1,6 @@
-"""Every function of verl.algos against its numpy twin: values and gradients, float64, ragged masks."""
+"""KL estimators against their numpy twins, values and gradients in float64; whitening of a few tokens."""
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,19 +17,14 @@ TOL = {"rtol": 1e-10, "atol": 1e-10}
 @given(ragged(), st.sampled_from(KL_ESTIMATORS.names()), st.sampled_from([0.1, 3.0, 100.0]))
 def test_kl(x: Ragged, name: str, spread: float) -> None:
     p, q = x.column(spread).requires_grad_(), x.column(spread)
-    np.testing.assert_allclose(kl_values(name, p, q).detach(), twin.kl(name, p.detach().numpy(), q.numpy()), **TOL)
+    plain = kl_values(name, p, q)
+    np.testing.assert_allclose(plain.detach(), twin.kl(name, p.detach().numpy(), q.numpy()), **TOL)
+    (slope,) = torch.autograd.grad(plain.sum(), p)
+    np.testing.assert_allclose(slope, twin.kl_slope(name, p.detach().numpy(), q.numpy()), **TOL)
     through = kl_values(name + "+", p, q)
     np.testing.assert_allclose(through.detach(), twin.kl(name, p.detach().numpy(), q.numpy()), rtol=1e-8, atol=1e-8)
     through.sum().backward()
     np.testing.assert_allclose(p.grad, (p - q).detach(), **TOL)
-
-
-@pytest.mark.parametrize("name", KL_ESTIMATORS.names())
-def test_kl_gradient_is_finite_at_a_gap_of_100(name: str) -> None:
-    for gap in (-100.0, 100.0):
-        p = torch.tensor([gap], requires_grad=True)
-        kl_values(name, p, torch.zeros(1)).sum().backward()
-        assert torch.isfinite(p.grad).all()
 
 
 def test_whiten_with_0_1_2_valid_tokens() -> None:

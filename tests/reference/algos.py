@@ -5,11 +5,6 @@ import math
 import numpy as np
 
 
-def masked_mean(x, m):
-    kept = [v for v, keep in zip(x, m, strict=True) if keep]
-    return sum(kept) / len(kept) if kept else 0.0
-
-
 def whiten(x, m):
     kept = [v for v, keep in zip(x, m, strict=True) if keep]
     mean = sum(kept) / len(kept) if kept else 0.0
@@ -27,4 +22,15 @@ def kl(name, new, ref):
         e = min(max(-d, -20.0), 20.0)
         k3 = min(max(math.exp(e) - e - 1, -10.0), 10.0)
         out.append({"k1": d, "abs": abs(d), "k2": d * d / 2, "k3": k3}[name])
+    return np.array(out)
+
+
+def kl_slope(name, new, ref):
+    """Derivative of `kl` with respect to the new log-prob; 0 where k3 is cut."""
+    out = []
+    for p, q in zip(new, ref, strict=True):
+        d = p - q
+        inside = -20.0 <= -d <= 20.0 and math.exp(-d) + d - 1 <= 10.0
+        k3 = 1 - math.exp(-d) if inside else 0.0
+        out.append({"k1": 1.0, "abs": float(np.sign(d)), "k2": d, "k3": k3}[name])
     return np.array(out)
