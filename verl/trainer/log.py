@@ -20,7 +20,7 @@ class LogHook(Hook):
         self.cfg, self.tracker, self.console, self.evaluator = cfg, tracker, console, evaluator
         self.device = device
         self.warn = Seldom(console.warn)
-        self.first = True
+        self.first = self.slow = True
         self.cut = 0
 
     def before_run(self, trainer: Trainer) -> None:
@@ -65,6 +65,7 @@ class LogHook(Hook):
                 "no sample was left to learn from, the weights stay as they are; see algorithm.filter "
                 "(constant_groups, exclude_truncated) and algorithm.rollout_correction.reject, or raise rollout.n",
             )
+        self._check_reward_wait(trainer, result)
         if trainer.reward.cut > self.cut:
             self.console.warn(
                 f"step {result.step}: the reward model lost the beginning of {trainer.reward.cut - self.cut} texts: "
@@ -74,6 +75,19 @@ class LogHook(Hook):
         if self.first:
             self._check_mismatch(result)
             self.first = False
+
+    def _check_reward_wait(self, trainer: Trainer, result: StepResult) -> None:
+        """Functions that the step waits for could run while it samples, where their author says so."""
+        spent = {k: v for k, v in result.metrics.items() if k.startswith("time/")}
+        waited, whole = spent.get("time/reward", 0.0), sum(spent.values())
+        late = [f.name for f in trainer.reward.composer.functions if f.name not in trainer.reward.early]
+        if late and self.slow and waited > 0.2 * whole and waited > 1.0:
+            self.console.info(
+                f"step {result.step}: {waited:.1f} of {whole:.1f} seconds were spent on rewards after sampling "
+                f"({', '.join(late)}); where they judge each prompt's samples by themselves, reward.stream=true lets "
+                "them run while others are sampled"
+            )
+            self.slow = False
 
     def _check_mismatch(self, result: StepResult) -> None:
         """On the first step the sampler's law and the trainer's must be one; say so when they are not."""
