@@ -10,6 +10,7 @@ from verl.trainer.seldom import Seldom
 from verl.utils.console import RunConsole
 from verl.utils.flops import matmul_peak, mfu
 from verl.utils.monitoring import get_gpu_memory_usage
+from verl.utils.phase_table import PhaseTable
 from verl.utils.tracking import Tracker
 
 
@@ -22,6 +23,7 @@ class LogHook(Hook):
         self.warn = Seldom(console.warn)
         self.first = self.slow = True
         self.cut = 0
+        self.phases = PhaseTable()
 
     def before_run(self, trainer: Trainer) -> None:
         self.tracker.rewind(trainer.step)
@@ -43,6 +45,7 @@ class LogHook(Hook):
         if flops > 0:
             m["perf/mfu"] = mfu(flops, m["time/update"], matmul_peak(self.device, self.cfg.model.dtype))
         self.tracker.log(m, result.step)
+        self.phases.add(m)
         episode, within = trainer.source.place(result.step)
         per_episode, kl = trainer.source.steps_per_episode, m.get("kl")
         if within == 0:
@@ -75,6 +78,10 @@ class LogHook(Hook):
         if self.first:
             self._check_mismatch(result)
             self.first = False
+
+    def after_run(self, trainer: Trainer) -> None:
+        for line in self.phases.lines():
+            self.console.info(line)
 
     def _check_reward_wait(self, trainer: Trainer, result: StepResult) -> None:
         """Functions that the step waits for could run while it samples, where their author says so."""
