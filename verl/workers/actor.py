@@ -29,6 +29,8 @@ class ActorWorker(Worker):
         self.policy, self.algorithm = policy, algorithm
         self.temperature = cfg.rollout.sampling.temperature
         self.wants_entropy = cfg.algorithm.entropy_coef != 0
+        if cfg.update.activation_checkpointing:
+            policy.recompute_layers()
         self.engine = EmbeddedTrainEngine(
             policy,
             self._forward,

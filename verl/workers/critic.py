@@ -26,6 +26,8 @@ class CriticWorker(Worker):
 
     def __init__(self, model: ValueModel, cfg: RunConfig, device: str, total_steps: int):
         self.model, self.clip = model, cfg.critic.value_clip
+        if cfg.update.activation_checkpointing:
+            model.recompute_layers()
         self.engine = EmbeddedTrainEngine(
             model, self._forward, cfg.update, device, cfg.critic.optim, total_steps, "critic", model.shares_prompt
         )
