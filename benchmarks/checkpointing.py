@@ -1,7 +1,7 @@
 """An update with and without update.activation_checkpointing: seconds and peak memory.
 
-Each side is a process of its own, by turns: the actor with masters and moments makes optimizer steps on one micro-batch of
---tokens tokens in sequences of --length, of which half was sampled and no beginning is shared.
+Each side is a process of its own, by turns: the actor with masters and moments makes optimizer steps on one micro-batch
+of --tokens tokens in sequences of --length, of which half was sampled and no beginning is shared.
 
     python benchmarks/checkpointing.py                    # the quickstart's model, 8192 tokens
     python benchmarks/checkpointing.py --tokens 2048 --length 256

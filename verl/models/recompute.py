@@ -24,8 +24,8 @@ def recompute_layers(module: nn.Module) -> None:
     layers = [m for m in module.modules() if isinstance(m, GradientCheckpointingLayer)]
     if not layers:
         raise ConfigError(
-            f"update.activation_checkpointing: {type(module).__name__} has no layers that transformers can compute again "
-            "in backward; set it to false, or lower update.micro_batch_tokens"
+            f"update.activation_checkpointing: {type(module).__name__} has no layers that transformers can compute "
+            "again in backward; set it to false, or lower update.micro_batch_tokens"
         )
     for layer in layers:
         layer.forward = _recomputed(layer.forward)
