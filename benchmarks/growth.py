@@ -22,7 +22,7 @@ from verl.trainer.build import build
 from verl.trainer.hooks import Hook
 from verl.trainer.loop import StepResult, Trainer
 from verl.utils.console import RunConsole
-from verl.utils.monitoring import GB
+from verl.utils.monitoring import resident_memory
 
 CONFIG = Path(__file__).parents[1] / "examples" / "ppo" / "quickstart.yaml"
 
@@ -34,9 +34,7 @@ class Watch(Hook):
         self.seen: list[float] = []
 
     def after_step(self, trainer: Trainer, result: StepResult) -> None:
-        import psutil
-
-        self.seen.append(psutil.Process().memory_info().rss / GB)
+        self.seen.append(resident_memory())
 
 
 def main() -> int:
