@@ -13,8 +13,9 @@ limit of 1024 lets memory grow for hundreds of steps; making one anew takes a mi
 
 
 def limit_products() -> None:
-    """Call before the first product of the process; later it has no effect. A value in the environment stays."""
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", PRODUCTS)
+    """Call before the first product of the process; later it has no effect. Values in the environment stay."""
+    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):  # its own, and that of torch's layer over it
+        os.environ.setdefault(name, PRODUCTS)
 
 
 def give_back() -> bool:
