@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "controller": BASE | {"parallel"},
     "engines": BASE | {"models", "weights", "parallel", "data", "utils"},
     "checkpoint": BASE | {"weights"},
-    "workers": BASE | {"engines", "algos", "weights", "controller", "models", "parallel"},
+    "workers": BASE | {"engines", "algos", "weights", "controller", "models", "parallel", "utils"},
 }
 BELOW_TRAINER = set(MAY_IMPORT)
 MAY_IMPORT["trainer"] = BELOW_TRAINER
@@ -28,6 +28,7 @@ ONLY = {
     ("controller", "parallel"): "verl.parallel.layout",
     ("engines", "data"): "verl.data.packing",
     ("engines", "utils"): "verl.utils.flops",
+    ("workers", "utils"): "verl.utils.timing",
 }
 """Where a layer may read one module of another, not all of it."""
 

@@ -70,6 +70,16 @@ def test_fp32_weights_are_their_own_masters_and_grpo_without_kl_builds_one_role(
     assert actor.kept["weights"] == pytest.approx(4 * actor.num_params / 1e9)
 
 
+def test_recomputed_layers_keep_their_input_and_one_of_them_all(folder: Path) -> None:
+    name = "activations (rough)"
+    sizes_of = []
+    for on in (False, True):
+        cfg = config(folder, update={"activation_checkpointing": on, "micro_batch_tokens": 1000})
+        sizes_of.append(estimate(cfg, Algorithm(cfg), longest=10)[0].passing[name])
+    layers, width = SHAPE["num_hidden_layers"], SHAPE["hidden_size"]
+    assert sizes_of[1] == pytest.approx(sizes_of[0] / layers + 1000 * layers * width * 2 / 1e9)
+
+
 def test_unknown_shape_is_said(folder: Path) -> None:
     text = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(text | {"model_type": "gpt2"}))

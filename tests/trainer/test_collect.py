@@ -27,6 +27,8 @@ class Script:
     """Source and reward in one. kinds: what each prompt's samples score, by prompt number: `mixed` or a constant."""
 
     n = 2
+    model = None
+    early = frozenset()
 
     def __init__(self, kinds: list[Any], per_step: int, greedy: bool = False):
         self.kinds, self.per_step, self.greedy = kinds, per_step, greedy
@@ -45,7 +47,7 @@ class Script:
         self.turn = turn
         return [i for i in range(len(self.prompts)) if i not in taken][:count]
 
-    def sample(self, step, prompts, first_group=0) -> list[Group]:
+    def sample(self, step, prompts, first_group=0):
         self.asked.append(list(prompts))
 
         def one(i: int, g: int, k: int) -> Trajectory:
@@ -54,12 +56,13 @@ class Script:
             mask = (0, 0) + (1,) * size
             return Trajectory(g, k, self.prompts[i], (1,) * (2 + size), mask, (0.0,) * (2 + size), finish, (0,), "")
 
-        return [
-            Group(i, tuple(one(i, g, k) for k in range(2)), one(i, g, 2) if self.greedy else None)
-            for g, i in enumerate(prompts, start=first_group)
-        ]
+        for place, i in reversed(list(enumerate(prompts))):
+            g = first_group + place
+            yield {place: Group(i, tuple(one(i, g, k) for k in range(2)), one(i, g, 2) if self.greedy else None)}
+            yield {}
 
-    def score(self, trajectories) -> Rewards:
+    def compose(self, trajectories, judged, early) -> Rewards:
+        assert judged is None and early == {}
         total = []
         for t in trajectories:
             kind = self.kinds[int(t.prompt.id)]

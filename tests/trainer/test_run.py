@@ -51,6 +51,10 @@ def test_log_lines_and_files(tmp_path, capsys) -> None:
         found = re.compile(line, re.MULTILINE).search(out, at)
         assert found, (line, out)
         at = found.end()
+    table = re.search(r"\[INFO\] Seconds of a step: median [\d.]+ over 6 steps, models idle \d+ %\n", out)
+    phases = r"(\[INFO\]   (rollout|reward|score|credit|update|publish|other) +[\d.]+ +\d+ %.*\n){7}"
+    assert table and re.match(phases, out[table.end() :]), out
+    assert re.search(r"  update .* critic [\d.]+, actor [\d.]+\n", out)
     rows = tiny_run.metrics(result.output_dir)
     assert [row["step"] for row in rows] == list(range(7))
     assert [row["step"] for row in rows if "eval/reward" in row] == [0, 2, 4, 6]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from verl.config import RunConfig
 from verl.core import Completion, Prompt
 from verl.data import PromptSampler
-from verl.trainer.source import OnDemandSource
+from verl.trainer.source import Group, OnDemandSource
 from verl.workers.rollout import RolloutWorker
 
 
@@ -41,9 +41,15 @@ def source(count: int = 20, per_step: int = 4, n: int = 3, greedy: bool = False,
     return OnDemandSource(prompts, PromptSampler(count, per_step, 3, shuffle), worker, cfg, greedy)
 
 
+def drawn(source: OnDemandSource, step: int, prompts: list[int], first_group: int = 0) -> list[Group]:
+    """Groups in order of place, whatever order they were done in."""
+    done = [pair for some in source.sample(step, prompts, first_group) for pair in some.items()]
+    return [group for _, group in sorted(done)]
+
+
 def test_samples_come_by_group_with_unique_numbers_and_seeds() -> None:
     s = source()
-    first, second = s.sample(1, [3, 5]), s.sample(1, [7], first_group=2)
+    first, second = drawn(s, 1, [3, 5]), drawn(s, 1, [7], first_group=2)
     assert [g.index for g in first + second] == [3, 5, 7] and all(g.greedy is None for g in first)
     flat = [t for g in first + second for t in g.samples]
     assert [t.group_id for t in flat] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
@@ -52,22 +58,22 @@ def test_samples_come_by_group_with_unique_numbers_and_seeds() -> None:
     requests = s.worker.engine.requests
     assert len({r.params.seed for r in requests}) == len({r.id for r in requests}) == 9
     again = source()
-    again.sample(2, [3])
+    drawn(again, 2, [3])
     assert not {r.params.seed for r in again.worker.engine.requests} & {r.params.seed for r in requests}
 
 
 def test_the_greedy_response_is_asked_for_with_the_samples_and_kept_apart() -> None:
     plain, s = source(), source(greedy=True)
-    groups = s.sample(1, [3, 5])
+    groups = drawn(s, 1, [3, 5])
     engine = s.worker.engine
     assert engine.submits == 1
     assert [r.params.temperature for r in engine.requests] == [1.0, 1.0, 1.0, 0.0] * 2
     assert len({r.params.max_tokens for r in engine.requests}) == 1
     assert [r.group_id for r in engine.requests] == ["rollout/1/0"] * 4 + ["rollout/1/1"] * 4
     assert [len(g.samples) for g in groups] == [3, 3] and [g.greedy.sample_id for g in groups] == [3, 3]
-    plain.sample(1, [3, 5])
-    drawn = [r.params for r in engine.requests if r.params.temperature > 0]
-    assert drawn == [r.params for r in plain.worker.engine.requests], "the greedy response changes no sample"
+    drawn(plain, 1, [3, 5])
+    sampled = [r.params for r in engine.requests if r.params.temperature > 0]
+    assert sampled == [r.params for r in plain.worker.engine.requests], "the greedy response changes no sample"
 
 
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(0, 30), st.sets(st.integers(0, 19)))

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 
 import psutil
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from verl.utils import flops
 from verl.utils.monitoring import get_gpu_memory_usage, memory_total
+from verl.utils.phase_table import PhaseTable
 from verl.utils.timing import StepClock
 
 HOST = pytest.mark.skipif(torch.cuda.is_available(), reason="host memory is reported only without a GPU")
@@ -81,7 +83,7 @@ def test_mfu() -> None:
 
 
 def test_clock_adds_up_phases_and_tells_them() -> None:
-    now, told = [0.0], []
+    now, told = [5.0], []
     clock = StepClock(told.append, lambda: now[0])
     for seconds in (1.0, 2.0):
         with clock("rollout"):
@@ -90,9 +92,39 @@ def test_clock_adds_up_phases_and_tells_them() -> None:
         now[0] += 4.0
         with clock("publish"):
             now[0] += 8.0
-    assert clock.metrics().values_by_name() == {"time/rollout": 3.0, "time/update": 12.0, "time/publish": 8.0}
+    assert clock.seconds == {"rollout": 3.0, "update": 12.0, "publish": 8.0}
     assert told == ["rollout", None, "rollout", None, "update", "publish", "update", None]
-    assert clock.metrics() == {}
+
+
+def test_a_step_is_idle_outside_of_phases_and_where_rewards_are_waited_for() -> None:
+    now = [5.0]
+    clock = StepClock(now=lambda: now[0])
+    for phase, seconds in (("rollout", 6.0), ("reward", 1.0), (None, 2.0), ("update", 1.0)):
+        with clock(phase) if phase else nullcontext():
+            now[0] += seconds
+    want = {"time/rollout": 6.0, "time/reward": 1.0, "time/update": 1.0, "perf/step": 10.0, "perf/idle": 0.3}
+    assert clock.metrics().values_by_name() == want
+    now[0] += 4.0
+    assert clock.metrics().values_by_name() == {"perf/step": 4.0, "perf/idle": 1.0}, "the next step began there"
+    assert clock.metrics().values_by_name() == {"perf/step": 0.0}
+
+
+def test_the_table_has_medians_shares_and_the_idle_share() -> None:
+    table = PhaseTable()
+    assert table.lines() == []
+    for rollout, update, step in ((9.0, 1.0, 12.0), (2.0, 1.0, 3.5), (2.2, 1.0, 3.5)):
+        row = {"time/rollout": rollout, "time/reward": 0.25, "time/update": update, "perf/update_actor": update / 4}
+        table.add({"reward": 1.0, "perf/step": step, "perf/idle": 0.1, **row})
+    assert table.lines() == [
+        "Seconds of a step: median 3.50 over 3 steps, models idle 10 %",
+        "  rollout      2.20   69 %",
+        "  reward       0.25    4 %",
+        "  update       1.00   16 %   actor 0.25",
+        "  other        0.25   11 %",
+    ]
+    for _ in range(5):
+        table.add({"perf/step": 1.0, "perf/idle": 0.0, "time/rollout": 1.0})
+    assert table.lines()[0] == "Seconds of a step: median 1.00 over 8 steps, models idle 8 %"
 
 
 def test_clock_counts_a_phase_that_failed() -> None:

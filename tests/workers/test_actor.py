@@ -159,5 +159,5 @@ def test_an_empty_plan_moves_nothing(folder: Path) -> None:
                            plan=UpdatePlan.of(batch, cfg.update, 0, 1)).result()  # fmt: skip
     before = {k: v.clone() for k, v in actor.policy.state_dict().items()}
     plan = replace(UpdatePlan.of(batch, cfg.update, 0, 1), minibatches=())
-    assert LocalGroup(actor).call("update_actor", batch, plan=plan).result() == {}
+    assert LocalGroup(actor).call("update_actor", batch, plan=plan).result().keys() == {"perf/update_actor"}
     assert all(torch.equal(before[k], v) for k, v in actor.policy.state_dict().items())

@@ -22,7 +22,9 @@ class Segments:
     @classmethod
     def of(cls, cu_seqlens: Tensor, mask: Tensor) -> Segments:
         lengths = cu_seqlens.diff()
-        seq = torch.repeat_interleave(torch.arange(len(lengths), device=mask.device), lengths.to(mask.device))
+        numbers = torch.arange(len(lengths), device=mask.device)
+        # With its size known, a GPU is not waited for.
+        seq = torch.repeat_interleave(numbers, lengths.to(mask.device), output_size=len(mask))
         return cls(seq, mask.bool(), len(lengths))
 
     def zero(self, x: Tensor) -> Tensor:

@@ -61,7 +61,8 @@ def _role(
         kept |= {"gradients (fp32)": 4 * n / GB, "moments (fp32)": 8 * n / GB}
         if width < 4:
             kept["masters (fp32)"] = 4 * n / GB
-        passing["activations (rough)"] = cfg.update.micro_batch_tokens * _activation_bytes(shape, width) / GB
+        a_token = _activation_bytes(shape, width, cfg.update.activation_checkpointing)
+        passing["activations (rough)"] = cfg.update.micro_batch_tokens * a_token / GB
     if cached_tokens:
         passing["KV cache (at most)"] = cached_tokens * _kv_bytes(shape, width) / GB
     return RoleMemory(role, path, n, kept, passing)
@@ -72,8 +73,11 @@ def _kv_bytes(shape: DecoderConfig, width: int) -> int:
     return 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * width
 
 
-def _activation_bytes(shape: DecoderConfig, width: int) -> int:
-    """Of one token: what a layer keeps for its backward pass (inputs of norms and products, q, k, v, gate, up)."""
+def _activation_bytes(shape: DecoderConfig, width: int, recompute: bool) -> int:
+    """Of one token: what a layer keeps for its backward pass (inputs of norms and products, q, k, v, gate, up).
+
+    recompute: the layers keep their input only, and one of them at a time all of it.
+    """
     q, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     layer = 4 * shape.hidden_size + 3 * q + 4 * kv + 4 * shape.intermediate_size
-    return shape.num_layers * layer * width
+    return (shape.num_layers * shape.hidden_size + layer if recompute else shape.num_layers * layer) * width

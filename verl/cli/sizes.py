@@ -94,7 +94,10 @@ def _verdict(roles: list[RoleMemory], device: str) -> str:
     name = "GPU memory" if device == "cuda" else "host memory"
     text = f"Peak, estimated: {peak:.2f} GB of {have:.1f} GB {name}{known}."
     if peak > 0.9 * have:
-        text += " That will not fit: lower update.micro_batch_tokens or rollout.max_sequences, or take a smaller model."
+        text += (
+            " That will not fit: lower update.micro_batch_tokens or rollout.max_sequences, set "
+            "update.activation_checkpointing=true, or take a smaller model."
+        )
     return text
 
 

@@ -1,5 +1,7 @@
 """Rewards: total = reward model + verifier + sum(weight * function)."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from verl.config.base import Section
@@ -34,6 +36,11 @@ class RewardConfig(Section):
     """
     functions: tuple[RewardFunctionConfig, ...] = ()
     """Reward functions and their weights."""
+    stream: bool | Literal["auto"] = "auto"
+    """Score prompts whose samples are done, in one thread, while others are still sampled. `auto`: with the verifier
+    (`math` aside, whose deadline needs the main thread); functions see a round of sampling at once, as always. true:
+    functions too; a call then gets all samples of some of the prompts, outside the main thread. false: all afterwards.
+    """
     overlong: OverlongConfig = OverlongConfig()
     """Punishment of responses near rollout.max_response_tokens; training only."""
     max_length: int = Field(4096, ge=1)

@@ -18,7 +18,9 @@ from verl.core.trajectory import Trajectory
 
 @dataclass(frozen=True)
 class Batch:
-    """cu_seqlens [N+1] int64, starting at 0; cols: name to tensor, [T] for token and [N] for sequence columns."""
+    """cu_seqlens [N+1] int64, starting at 0, always on the host; cols: name to tensor, [T] for token columns and [N]
+    for sequence columns.
+    """
 
     cu_seqlens: Tensor
     cols: Mapping[str, Tensor]
@@ -96,8 +98,8 @@ class Batch:
         return Batch(cu, {k: torch.cat([p[k] for p in parts]) for k in parts[0].cols})
 
     def to(self, device: torch.device | str) -> Batch:
-        """The same batch on a device."""
-        return Batch(self.cu_seqlens.to(device), {k: v.to(device) for k, v in self.cols.items()})
+        """The same columns on a device. cu_seqlens stays on the host, where lengths are read without waiting."""
+        return Batch(self.cu_seqlens, {k: v.to(device) for k, v in self.cols.items()})
 
     def per_seq(self, token_col: Tensor) -> list[Tensor]:
         """A [T] tensor as N views, one a sequence."""

@@ -23,7 +23,11 @@ class Attend(Protocol):
 
 
 class PackedAttention:
-    """Causal attention within the blocks of a plan; `window(layer)` as in `DecoderConfig`."""
+    """Causal attention within the blocks of a plan; `window(layer)` as in `DecoderConfig`.
+
+    On a GPU no fused kernel takes both a mask and grouped heads: torch would make the [G, H, Lq, Lk] scores. So keys of
+    masked problems are repeated there.
+    """
 
     def __init__(self, plan: Plan, window: Callable[[int], int | None]):
         self.plan = plan
@@ -40,6 +44,8 @@ class PackedAttention:
                 inputs[kind] = (q_PHd.to(kind), k_PKd.to(kind), v_PKd.to(kind))
             index = (bucket.query, bucket.key, bucket.key)
             q, k, v = (_take(x, i) for x, i in zip(inputs[kind], index, strict=True))
+            if mask is not None and q.device.type == "cuda":
+                k, v = (_repeat(x, heads // x.shape[1]) for x in (k, v))
             out = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
             outs.append(out.transpose(1, 2).reshape(-1, heads * dim).to(q_PHd.dtype))
         return torch.cat(outs).index_select(0, self.plan.place).view(-1, heads, dim)
@@ -56,6 +62,11 @@ def _kind(q: Tensor, bucket: Bucket) -> torch.dtype:
     """Short problems on a CPU run in fp32: there the bf16 backward takes three times as long."""
     short = q.device.type == "cpu" and q.dtype == torch.bfloat16 and bucket.key.shape[1] <= _SHORT
     return torch.float32 if short else q.dtype
+
+
+def _repeat(x_GKLd: Tensor, times: int) -> Tensor:
+    """[G, K, L, d] with each head `times` times in a row; the gradient of a head is a plain sum."""
+    return x_GKLd[:, :, None].expand(-1, -1, times, -1, -1).flatten(1, 2)
 
 
 def _take(x_Phd: Tensor, index_GL: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from verl.models.attention import Attend
 from verl.models.config import DecoderConfig
@@ -87,11 +88,16 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(Layer(config, i, dtype, device) for i in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_eps, dtype, device)
         self.rotary = Rotary(config.rope)
+        self.recompute = False
+        """Whether a layer's activations are computed once more in backward, rather than kept."""
 
     def forward(self, token_ids: Tensor, position_ids: Tensor, attend: Attend) -> Tensor:
         """token_ids [P], position_ids [P] -> hidden states [P, D] after the final norm."""
         x = self.embed_tokens(token_ids)
         cos, sin = self.rotary(position_ids, x.dtype)
         for layer in self.layers:
-            x = layer(x, cos, sin, attend)
+            if self.recompute and torch.is_grad_enabled():  # no dropout, so no random state to keep
+                x = checkpoint(layer, x, cos, sin, attend, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = layer(x, cos, sin, attend)
         return self.norm(x)

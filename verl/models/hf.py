@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from verl.models.packed import PackedInput
+from verl.models.recompute import recompute_layers
 from verl.models.source import ModelSource
 
 
@@ -30,6 +31,10 @@ class TransformersPolicy(nn.Module):
     def train(self, mode: bool = True) -> TransformersPolicy:
         """Stays in eval mode whatever `mode` says."""
         return super().train(False)
+
+    def recompute_layers(self) -> None:
+        """From now on, keep only the inputs of layers for backward. ConfigError where its code does not mark them."""
+        recompute_layers(self.module)
 
     def features(self, packed: PackedInput) -> Tensor:
         """Logits [P, V] at the packed positions."""

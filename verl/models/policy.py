@@ -46,6 +46,10 @@ class Policy(nn.Module):
         """The output matrix [V, D]."""
         return self.model.embed_tokens.weight if self.model.config.tied else self.lm_head.weight
 
+    def recompute_layers(self) -> None:
+        """From now on, keep only the inputs of layers for backward."""
+        self.model.recompute = True
+
     def features(self, packed: PackedInput) -> Tensor:
         """Hidden states [P, D] after the final norm."""
         return hidden_states(self.model, packed)

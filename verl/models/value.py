@@ -12,6 +12,7 @@ from verl.models.decoder import Decoder
 from verl.models.hf import run_padded
 from verl.models.packed import PackedInput
 from verl.models.policy import hidden_states
+from verl.models.recompute import recompute_layers
 from verl.models.source import ModelSource
 
 
@@ -30,6 +31,13 @@ class ValueModel(nn.Module):
     def train(self, mode: bool = True) -> ValueModel:
         """Stays in eval mode whatever `mode` says, so that no dropout makes two passes differ."""
         return super().train(False)
+
+    def recompute_layers(self) -> None:
+        """From now on, keep only the inputs of layers for backward. ConfigError where its code does not mark them."""
+        if isinstance(self.model, Decoder):
+            self.model.recompute = True
+        else:
+            recompute_layers(self.model)
 
     def values(self, packed: PackedInput) -> Tensor:
         """[T] fp32: the value of the state before each token; 0 where not a row."""

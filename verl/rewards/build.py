@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Literal
 
 from verl.config.reward import RewardConfig
 from verl.core import ConfigError, Prompt, RewardError
-from verl.rewards.composer import RewardComposer
+from verl.rewards.composer import VERIFIER, RewardComposer
 from verl.rewards.functions import RewardFunction
-from verl.rewards.verifiers import QUICK, VERIFIERS, Verifier, verifier_name
+from verl.rewards.verifiers import MAIN_THREAD, QUICK, VERIFIERS, Verifier, verifier_name
 
 THREE_WAYS = (
     "give a reward model (--reward_model_path, reward.model_path), "
@@ -38,6 +39,19 @@ def build_rewards(
     composer = RewardComposer(every, verifiers, has_model)
     _try(composer.verifiers, prompts)
     return composer
+
+
+def early_parts(stream: bool | Literal["auto"], composer: RewardComposer) -> frozenset[str]:
+    """Names of the parts that a thread may score while other responses are sampled. `stream` is reward.stream.
+
+    A verifier that needs the main thread (its deadline is a signal, say) is not among them.
+    """
+    if stream is False:
+        return frozenset()
+    here = {entry.fn for entry in VERIFIERS if MAIN_THREAD in entry.needs}
+    threaded = composer.verifiers and not here & set(composer.verifiers.values())
+    functions = [f.name for f in composer.functions] if stream is True else []
+    return frozenset([VERIFIER] * bool(threaded) + functions)
 
 
 def choose_verifiers(chosen: str, prompts: Sequence[Prompt], others: bool) -> dict[str | None, Verifier]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from verl.core import Prompt, RewardError, VerlError
@@ -15,6 +15,10 @@ VERIFIER = "verifier"
 OVERLONG = "overlong"
 METRIC_NAMES = ("std", "greedy", "score")
 """Taken by the metrics reward/std and reward/greedy, and by the filter's word for the total."""
+
+
+Parts = dict[str, list[float]]
+"""Unweighted values by name of the part, one a response."""
 
 
 @dataclass(frozen=True)
@@ -78,22 +82,36 @@ class RewardComposer:
         fixed = [MODEL] * self.reward_model + [VERIFIER] * bool(self.verifiers)
         return fixed + [f.name for f in self.functions]
 
-    def score(
-        self, prompts: Sequence[Prompt], responses: Sequence[str], rm_scores: Sequence[float] | None = None
-    ) -> Rewards:
-        """Rewards of responses[i] to prompts[i]. Raises RewardError that names the source, the row and the value."""
+    def parts(self, prompts: Sequence[Prompt], responses: Sequence[str], names: Collection[str]) -> Parts:
+        """Values of the verifier and the functions among `names`; raises as `score` does."""
         assert len(prompts) == len(responses), f"{len(prompts)} prompts, {len(responses)} responses"
-        assert (rm_scores is not None) == self.reward_model, "reward model scores are given exactly where there is one"
-        parts: dict[str, list[float]] = {}
-        if rm_scores is not None:
-            parts[MODEL] = checked_values(rm_scores, len(responses), "reward model")
-        if self.verifiers:
-            parts[VERIFIER] = [
-                self._verify(row, p, r) for row, (p, r) in enumerate(zip(prompts, responses, strict=True))
-            ]
+        out: Parts = {}
+        if VERIFIER in names:
+            rows = enumerate(zip(prompts, responses, strict=True))
+            out[VERIFIER] = [self._verify(row, p, r) for row, (p, r) in rows]
         texts = [p.text for p in prompts]
         for function in self.functions:
-            parts[function.name] = function.score(texts, list(responses))
+            if function.name in names:
+                out[function.name] = function.score(texts, list(responses))
+        return out
+
+    def score(
+        self,
+        prompts: Sequence[Prompt],
+        responses: Sequence[str],
+        rm_scores: Sequence[float] | None = None,
+        early: Mapping[str, list[float]] | None = None,
+    ) -> Rewards:
+        """Rewards of responses[i] to prompts[i]. Raises RewardError that names the source, the row and the value.
+
+        early: what `parts` said of these responses before; asked for no more.
+        """
+        assert (rm_scores is not None) == self.reward_model, "reward model scores are given exactly where there is one"
+        known = dict(early or {})
+        if rm_scores is not None:
+            known[MODEL] = checked_values(rm_scores, len(responses), "reward model")
+        known |= self.parts(prompts, responses, [name for name in self.names if name not in known])
+        parts = {name: known[name] for name in self.names}
         weights = dict.fromkeys(parts, 1.0) | {f.name: f.weight for f in self.functions}
         total = [sum(weights[name] * values[row] for name, values in parts.items()) for row in range(len(responses))]
         return Rewards([float(value) for value in total], parts, weights)

@@ -7,12 +7,12 @@ from functools import lru_cache
 from typing import Any
 
 from verl.core import MissingDependency, Prompt, RewardError
-from verl.rewards.verifiers import VERIFIERS, reference_text
+from verl.rewards.verifiers import MAIN_THREAD, VERIFIERS, reference_text
 
 DEADLINE_SECONDS = 5
 
 
-@VERIFIERS.register("math")
+@VERIFIERS.register("math", needs=(MAIN_THREAD,))
 def math(response: str, prompt: Prompt) -> float:
     """1 where an expression of the response equals the reference, LaTeX or plain."""
     try:

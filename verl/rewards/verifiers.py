@@ -13,6 +13,8 @@ Verifier = Callable[[str, Prompt], float]
 """(response, prompt) -> score; 1 is right and 0 is wrong, where the task knows no more than that."""
 
 VERIFIERS: Registry[Verifier] = Registry("reward.verifier")
+MAIN_THREAD = "main_thread"
+"""What a verifier `needs` that must not run in another thread."""
 
 NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|[-+]?\.\d+")
 

@@ -23,9 +23,8 @@ from verl.models.load import (
     load_reward_model,
     load_value_model,
 )
-from verl.models.reward_model import RewardModel
 from verl.models.source import ModelSource, resolve
-from verl.rewards.build import build_rewards
+from verl.rewards.build import build_rewards, early_parts
 from verl.rewards.composer import RewardComposer
 from verl.rewards.functions import RewardFunction
 from verl.trainer.checks import check_filter, check_models, check_outputs, check_training_law
@@ -140,17 +139,18 @@ def _trainer(cfg: RunConfig, inputs: Inputs, console: RunConsole) -> tuple[Train
             _reference(cfg, inputs.algorithm, device),
             _critic(cfg, inputs.algorithm, device, updates),
         ),
-        Collector(cfg, source, RewardScorer(inputs.composer, _reward_model(cfg, device)), needs, console.warn),
+        Collector(cfg, source, _rewards(cfg, inputs.composer, device), needs, console.warn),
         inputs.algorithm,
         InProcessPublisher(engine, actor.engine.shards),
     )
     return trainer, worker
 
 
-def _reward_model(cfg: RunConfig, device: str) -> RewardModel | None:
-    if cfg.reward.model_path is None:
-        return None
-    return load_reward_model(cfg.reward.model_path, cfg.model, device, cfg.reward.max_length)
+def _rewards(cfg: RunConfig, composer: RewardComposer, device: str) -> RewardScorer:
+    path, model = cfg.reward.model_path, None
+    if path is not None:
+        model = load_reward_model(path, cfg.model, device, cfg.reward.max_length)
+    return RewardScorer(composer, model, early_parts(cfg.reward.stream, composer))
 
 
 def _reference(cfg: RunConfig, algorithm: Algorithm, device: str) -> LocalGroup | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,7 @@ from verl.core.metrics import Metrics
 from verl.core.trajectory import Trajectory
 from verl.rewards.composer import OVERLONG, Rewards
 from verl.rewards.overlong import overlong
+from verl.trainer.early import EarlyRewards
 from verl.trainer.filters import counts, keeps, solved
 from verl.trainer.reward import RewardScorer, reward_metrics
 from verl.trainer.seldom import Seldom
@@ -66,36 +67,49 @@ class Collector:
     def collect(self, step: int, phase: Phase) -> Collected:
         """One round, or as many as the filter asks for and allows."""
         scored: list[Scored] = []
-        rounds, prompts = 0, self.source.planned(step)
+        rounds, overlapped, prompts = 0, 0.0, self.source.planned(step)
         while prompts:
-            with phase("rollout"):
-                groups = self.source.sample(step, prompts, first_group=len(scored))
-            with phase("reward"):
-                scored += self._score(groups)
+            with EarlyRewards(self.reward) as early:
+                groups = self._sample(step, prompts, len(scored), early, phase)
+                scored += self._score(groups, early, phase)
+            overlapped += early.overlapped
             rounds += 1
             prompts = self._refill(step, rounds, scored)
         kept = [i for i, s in enumerate(scored) if s.kept][: self.target]
         self._check_full(step, rounds, len(kept), len(scored))
-        metrics = self._metrics(rounds, len(kept), scored)
+        metrics = self._metrics(rounds, len(kept), scored).sum("perf/reward_overlap", overlapped)
         self._retire(step, scored, metrics)
         rewards = Rewards.concat([s.rewards for s in scored])
         trajectories = [t for s in scored for t in s.group.samples]
         metrics = Metrics.merge([reward_metrics(rewards, trajectories), metrics])
         return Collected(self._pack(scored, kept, rewards), trajectories, rewards, metrics)
 
-    def _score(self, groups: Sequence[Group]) -> list[Scored]:
-        """All responses at once, the greedy ones too."""
-        rows = [[*g.samples, g.greedy] if g.greedy is not None else list(g.samples) for g in groups]
-        flat = [t for row in rows for t in row]
-        plain = self.reward.score(flat)
-        rewards = self._shaped(plain, flat)
+    def _sample(self, step: int, prompts: Sequence[int], first: int, early: EarlyRewards, phase: Phase) -> list[Group]:
+        """One group a prompt, in order; on the way each goes to the early rewards as soon as it is done."""
+        groups: dict[int, Group] = {}
+        with phase("rollout"), closing(self.source.sample(step, prompts, first_group=first)) as finished:
+            for done in finished:
+                early.put(done)
+                groups |= done
+        return [groups[place] for place in range(len(prompts))]
+
+    def _score(self, groups: Sequence[Group], early: EarlyRewards, phase: Phase) -> list[Scored]:
+        """All responses, the greedy ones too. A reward model reads them here, not earlier: it wants what decodes."""
+        flat = [t for group in groups for t in group.row]
+        judged = None
+        if self.reward.model is not None:
+            with phase("reward_model"):
+                judged = self.reward.judge(flat)
+        with phase("reward"):
+            plain = self.reward.compose(flat, judged, early.take())
+            rewards = self._shaped(plain, flat)
         out, start = [], 0
-        for group, row in zip(groups, rows, strict=True):
+        for group in groups:
             mine = range(start, start + len(group.samples))
             own = rewards.take(mine)
             kept = keeps(group.samples, [plain.total[i] for i in mine], own, self.filter)
             out.append(Scored(group, own, kept, None if group.greedy is None else rewards.total[mine.stop]))
-            start += len(row)
+            start += len(group.row)
         return out
 
     def _shaped(self, rewards: Rewards, trajectories: Sequence[Trajectory]) -> Rewards:

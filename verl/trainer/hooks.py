@@ -19,3 +19,6 @@ class Hook:
 
     def after_step(self, trainer: Trainer, result: StepResult) -> None:
         """May add to result.metrics."""
+
+    def after_run(self, trainer: Trainer) -> None:
+        """After the last step."""

@@ -10,6 +10,7 @@ from verl.trainer.seldom import Seldom
 from verl.utils.console import RunConsole
 from verl.utils.flops import matmul_peak, mfu
 from verl.utils.monitoring import get_gpu_memory_usage
+from verl.utils.phase_table import PhaseTable
 from verl.utils.tracking import Tracker
 
 
@@ -20,8 +21,9 @@ class LogHook(Hook):
         self.cfg, self.tracker, self.console, self.evaluator = cfg, tracker, console, evaluator
         self.device = device
         self.warn = Seldom(console.warn)
-        self.first = True
+        self.first = self.slow = True
         self.cut = 0
+        self.phases = PhaseTable()
 
     def before_run(self, trainer: Trainer) -> None:
         self.tracker.rewind(trainer.step)
@@ -43,6 +45,7 @@ class LogHook(Hook):
         if flops > 0:
             m["perf/mfu"] = mfu(flops, m["time/update"], matmul_peak(self.device, self.cfg.model.dtype))
         self.tracker.log(m, result.step)
+        self.phases.add(m)
         episode, within = trainer.source.place(result.step)
         per_episode, kl = trainer.source.steps_per_episode, m.get("kl")
         if within == 0:
@@ -65,6 +68,7 @@ class LogHook(Hook):
                 "no sample was left to learn from, the weights stay as they are; see algorithm.filter "
                 "(constant_groups, exclude_truncated) and algorithm.rollout_correction.reject, or raise rollout.n",
             )
+        self._check_reward_wait(trainer, result)
         if trainer.reward.cut > self.cut:
             self.console.warn(
                 f"step {result.step}: the reward model lost the beginning of {trainer.reward.cut - self.cut} texts: "
@@ -74,6 +78,23 @@ class LogHook(Hook):
         if self.first:
             self._check_mismatch(result)
             self.first = False
+
+    def after_run(self, trainer: Trainer) -> None:
+        for line in self.phases.lines():
+            self.console.info(line)
+
+    def _check_reward_wait(self, trainer: Trainer, result: StepResult) -> None:
+        """Functions that the step waits for could run while it samples, where their author says so."""
+        spent = {k: v for k, v in result.metrics.items() if k.startswith("time/")}
+        waited, whole = spent.get("time/reward", 0.0), sum(spent.values())
+        late = [f.name for f in trainer.reward.composer.functions if f.name not in trainer.reward.early]
+        if late and self.slow and waited > 0.2 * whole and waited > 1.0:
+            self.console.info(
+                f"step {result.step}: {waited:.1f} of {whole:.1f} seconds were spent on rewards after sampling "
+                f"({', '.join(late)}); where they judge each prompt's samples by themselves, reward.stream=true lets "
+                "them run while others are sampled"
+            )
+            self.slow = False
 
     def _check_mismatch(self, result: StepResult) -> None:
         """On the first step the sampler's law and the trainer's must be one; say so when they are not."""

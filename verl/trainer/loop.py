@@ -86,6 +86,8 @@ class Trainer:
             for hook in self.hooks:
                 hook.after_step(self, result)
             self.last_metrics = result.metrics
+        for hook in self.hooks:
+            hook.after_run(self)
 
     def train_step(self) -> StepResult:
         clock = StepClock()

@@ -9,14 +9,17 @@ import numpy as np
 from verl.core.metrics import Metrics
 from verl.core.trajectory import Trajectory
 from verl.models.reward_model import RewardModel
-from verl.rewards.composer import RewardComposer, Rewards
+from verl.rewards.composer import Parts, RewardComposer, Rewards
 
 
 class RewardScorer:
-    """model: the reward model, or None; composer: verifier and functions with their weights."""
+    """model: the reward model, or None; composer: verifier and functions with their weights.
 
-    def __init__(self, composer: RewardComposer, model: RewardModel | None = None):
-        self.composer, self.model = composer, model
+    early: names of the parts that `score_early` may be asked for, in another thread, before the others.
+    """
+
+    def __init__(self, composer: RewardComposer, model: RewardModel | None = None, early: frozenset[str] = frozenset()):
+        self.composer, self.model, self.early = composer, model, early
 
     @property
     def cut(self) -> int:
@@ -24,12 +27,23 @@ class RewardScorer:
         return self.model.truncated if self.model is not None else 0
 
     def score(self, trajectories: Sequence[Trajectory]) -> Rewards:
-        prompts = [t.prompt for t in trajectories]
-        responses = [t.response_text for t in trajectories]
-        scores = None
-        if self.model is not None:
-            scores = self.model.score([(p.messages, r) for p, r in zip(prompts, responses, strict=True)])
-        return self.composer.score(prompts, responses, scores)
+        return self.compose(trajectories, self.judge(trajectories), {})
+
+    def judge(self, trajectories: Sequence[Trajectory]) -> Sequence[float] | None:
+        """The reward model's scores."""
+        if self.model is None:
+            return None
+        return self.model.score([(t.prompt.messages, t.response_text) for t in trajectories])
+
+    def score_early(self, trajectories: Sequence[Trajectory]) -> Parts:
+        """Values of the early parts."""
+        prompts, responses = [t.prompt for t in trajectories], [t.response_text for t in trajectories]
+        return self.composer.parts(prompts, responses, self.early)
+
+    def compose(self, trajectories: Sequence[Trajectory], judged: Sequence[float] | None, early: Parts) -> Rewards:
+        """All parts in one: what `judge` and `score_early` said of these trajectories, and those that are missing."""
+        prompts, responses = [t.prompt for t in trajectories], [t.response_text for t in trajectories]
+        return self.composer.score(prompts, responses, judged, early)
 
 
 def reward_metrics(rewards: Rewards, trajectories: Sequence[Trajectory], prefix: str = "") -> Metrics:

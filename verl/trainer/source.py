@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,15 @@ class Group:
     index: int
     samples: tuple[Trajectory, ...]
     greedy: Trajectory | None = None
+
+    @property
+    def row(self) -> list[Trajectory]:
+        """The samples, and the greedy response behind them."""
+        return [*self.samples, *([] if self.greedy is None else [self.greedy])]
+
+
+Finishing = Generator[dict[int, Group], None, None]
+"""Groups by place among the prompts asked for, as each step of the engine finishes them; often none."""
 
 
 class OnDemandSource:
@@ -63,18 +73,18 @@ class OnDemandSource:
         """Up to `count` prompts beside `taken` and the resting ones, in the order of `turn`."""
         return self.sampler.refill(*self.place(step), turn, count, {*taken, *self.resting})
 
-    def sample(self, step: int, prompts: Sequence[int], first_group: int = 0) -> list[Group]:
-        """One group a prompt, numbered from first_group."""
+    def sample(self, step: int, prompts: Sequence[int], first_group: int = 0) -> Finishing:
+        """One group a prompt, numbered from first_group. Whoever stops early aborts what still runs."""
         chosen = [self.prompts[i] for i in prompts]
-        drawn = self.worker.sample(
+        finished = self.worker.as_finished(
             chosen, self.n, self.params, "rollout", step, first_group=first_group, greedy=self.greedy
         )
-        width = self.n + self.greedy
-        rows = [drawn[g * width : (g + 1) * width] for g in range(len(prompts))]
-        return [
-            Group(i, tuple(row[: self.n]), row[self.n] if self.greedy else None)
-            for i, row in zip(prompts, rows, strict=True)
-        ]
+        with closing(finished):
+            for done in finished:
+                yield {
+                    place: Group(prompts[place], tuple(row[: self.n]), row[self.n] if self.greedy else None)
+                    for place, row in done
+                }
 
     @property
     def enough(self) -> bool:

@@ -18,6 +18,7 @@ from verl.models.export import export
 from verl.models.logprobs import token_logprobs, token_scores
 from verl.models.packed import PackedInput
 from verl.models.policy import AnyPolicy, Policy
+from verl.utils.timing import timed
 from verl.workers.update_plan import MiniBatch, UpdatePlan
 
 
@@ -28,6 +29,8 @@ class ActorWorker(Worker):
         self.policy, self.algorithm = policy, algorithm
         self.temperature = cfg.rollout.sampling.temperature
         self.wants_entropy = cfg.algorithm.entropy_coef != 0
+        if cfg.update.activation_checkpointing:
+            policy.recompute_layers()
         self.engine = EmbeddedTrainEngine(
             policy,
             self._forward,
@@ -68,13 +71,14 @@ class ActorWorker(Worker):
     )
     def update_actor(self, batch: Batch, plan: UpdatePlan) -> Metrics:
         """One optimizer step for each mini-batch of the plan."""
-        seen = []
-        for number, mini in enumerate(plan.minibatches):
+        seen = [Metrics()]
+        with timed(seen[0], "perf/update_actor"):
+            for number, mini in enumerate(plan.minibatches):
 
-            def loss(out: Outputs, part: Batch, total: Denominators = mini.total, first: bool = number == 0) -> Any:
-                return self.algorithm.actor_loss(out.values, out.entropy, part, total, first)
+                def loss(out: Outputs, part: Batch, total: Denominators = mini.total, first: bool = number == 0) -> Any:
+                    return self.algorithm.actor_loss(out.values, out.entropy, part, total, first)
 
-            seen += [self.engine.forward_backward(self._prepared(batch, mini), loss), self.engine.optim_step()]
+                seen += [self.engine.forward_backward(self._prepared(batch, mini), loss), self.engine.optim_step()]
         return Metrics.merge(seen)
 
     def _prepared(self, batch: Batch, mini: MiniBatch) -> Batch:

@@ -17,6 +17,7 @@ from verl.core.metrics import Metrics
 from verl.engines.train.engine import EmbeddedTrainEngine, Outputs
 from verl.models.packed import PackedInput
 from verl.models.value import ValueModel
+from verl.utils.timing import timed
 from verl.workers.update_plan import MiniBatch, UpdatePlan
 
 
@@ -25,6 +26,8 @@ class CriticWorker(Worker):
 
     def __init__(self, model: ValueModel, cfg: RunConfig, device: str, total_steps: int):
         self.model, self.clip = model, cfg.critic.value_clip
+        if cfg.update.activation_checkpointing:
+            model.recompute_layers()
         self.engine = EmbeddedTrainEngine(
             model, self._forward, cfg.update, device, cfg.critic.optim, total_steps, "critic", model.shares_prompt
         )
@@ -40,8 +43,9 @@ class CriticWorker(Worker):
     def update_critic(self, batch: Batch, plan: UpdatePlan) -> Metrics:
         """One optimizer step for each mini-batch of the plan; token mean."""
         seen = [explained(batch)]
-        for mini in plan.minibatches:
-            seen += [self._backward(batch, mini), self.engine.optim_step()]
+        with timed(seen[0], "perf/update_critic"):
+            for mini in plan.minibatches:
+                seen += [self._backward(batch, mini), self.engine.optim_step()]
         return Metrics.merge(seen)
 
     def _backward(self, batch: Batch, mini: MiniBatch) -> Metrics:

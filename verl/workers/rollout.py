@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,9 @@ from verl.core.prompt import Prompt
 from verl.core.protocols import RolloutEngine
 from verl.core.rng import derive_seed
 from verl.core.trajectory import Trajectory
+
+Finished = tuple[int, list[Trajectory]]
+"""Place of a prompt among those asked for, and its trajectories by number."""
 
 
 class RolloutWorker:
@@ -30,32 +34,60 @@ class RolloutWorker:
         first_group: int = 0,
         greedy: bool = False,
     ) -> list[Trajectory]:
-        """n trajectories a prompt, prompt-major. Each seed is a function of (run, stream, step, prompt, number).
+        """All of `as_finished`, prompt-major."""
+        finished = self.as_finished(prompts, n, params, stream, step, first_group=first_group, greedy=greedy)
+        rows = dict(done for some in finished for done in some)
+        return [t for place in range(len(prompts)) for t in rows[place]]
 
+    def as_finished(
+        self,
+        prompts: Sequence[Prompt],
+        n: int,
+        params: SamplingParams,
+        stream: str,
+        step: int,
+        *,
+        first_group: int = 0,
+        greedy: bool = False,
+    ) -> Generator[list[Finished], None, None]:
+        """After each step of the engine, the prompts whose n trajectories are all done: often [], in any order.
+
+        Each seed is a function of (run, stream, step, prompt, number). Whoever stops early aborts what still runs.
         first_group: number of the first prompt's group. greedy: one trajectory more a prompt, behind its n, of the most
         probable tokens; its sample_id is n.
         """
-        asked: dict[str, tuple[Prompt, int, int]] = {}
+        asked: dict[str, tuple[int, int]] = {}
         requests = []
-        for g, prompt in enumerate(prompts, start=first_group):
+        for place, prompt in enumerate(prompts):
+            group = f"{stream}/{step}/{first_group + place}"
             for k in range(n + greedy):
-                name = f"{stream}/{step}/{g}/{k}"
-                asked[name] = (prompt, g, k)
                 own = replace(params, seed=derive_seed(self.seed, stream, step, prompt.id, k))
                 own = replace(own, temperature=0.0) if k == n else own
-                requests.append(GenRequest(name, f"{stream}/{step}/{g}", tuple(prompt.token_ids), own))
-        done = self._run(requests)
-        return [self._trajectory(prompt, done[name], g, k) for name, (prompt, g, k) in asked.items()]
+                asked[f"{group}/{k}"] = (place, k)
+                requests.append(GenRequest(f"{group}/{k}", group, tuple(prompt.token_ids), own))
+        rows: list[dict[int, Trajectory]] = [{} for _ in prompts]
+        with closing(self._run(requests)) as steps:
+            for completions in steps:
+                places = []
+                for completion in completions:
+                    place, k = asked[completion.request_id]
+                    rows[place][k] = self._trajectory(prompts[place], completion, first_group + place, k)
+                    places.append(place)
+                full = (p for p in dict.fromkeys(places) if len(rows[p]) == n + greedy)
+                yield [(p, [rows[p][k] for k in range(n + greedy)]) for p in full]
 
-    def _run(self, requests: Sequence[GenRequest]) -> dict[str, Completion]:
+    def _run(self, requests: Sequence[GenRequest]) -> Generator[list[Completion], None, None]:
+        """What each step of the engine completes. Closed or failing early, it leaves no request in the engine."""
         waiting = {r.id for r in requests}
-        done: dict[str, Completion] = {}
         self.engine.submit(requests)
-        while waiting:
-            for completion in self.engine.poll():
-                waiting.remove(completion.request_id)
-                done[completion.request_id] = completion
-        return done
+        try:
+            while waiting:
+                completions = self.engine.poll()
+                waiting -= {c.request_id for c in completions}
+                yield completions
+        finally:
+            if waiting:
+                self.engine.abort(waiting)
 
     def _trajectory(self, prompt: Prompt, completion: Completion, group: int, sample: int) -> Trajectory:
         text = self.tokenizer.decode(list(completion.token_ids), skip_special_tokens=True)

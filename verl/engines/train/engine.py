@@ -77,8 +77,8 @@ class EmbeddedTrainEngine:
         places = batch.per_seq(torch.arange(batch.num_tokens))
         out = torch.zeros(batch.num_tokens)
         for index in self._split(batch):
-            part = batch.take(index).to(self.device)
-            values = (forward or self.forward)(PackedInput.of(part, self.share_prompt)).values
+            packed = PackedInput.of(batch.take(index), self.share_prompt, self.device)
+            values = (forward or self.forward)(packed).values
             if values.ndim > out.ndim:
                 out = out.new_zeros(batch.num_tokens, values.shape[1])
             out[torch.cat([places[i] for i in index])] = values.float().cpu()
@@ -88,15 +88,16 @@ class EmbeddedTrainEngine:
         """Add the gradients of one mini-batch, part by part. The sum of parts is the mini-batch, however it is cut."""
         metrics = []
         for index in self._split(batch):
-            part = batch.take(index).to(self.device)
-            packed = PackedInput.of(part, self.share_prompt)
-            share, seen = loss(self.forward(packed), part)
+            part = batch.take(index)
+            packed = PackedInput.of(part, self.share_prompt, self.device)
+            share, seen = loss(self.forward(packed), part.to(self.device))
+            # Numbers are read before backward, so that the next part is packed while a GPU still works on this one.
+            seen.sum(f"{self.name}/loss", float(share.detach()))
             if share.requires_grad:
                 share.backward()
             tokens, rows = len(packed.token_ids), len(packed.where)
             flops = model_flops(self.body_params, tokens, backward=True)
             flops += model_flops(self.head_params, rows, backward=True)
-            seen.sum(f"{self.name}/loss", float(share.detach()))
             metrics.append(seen.sum(f"{self.name}/tokens", tokens).sum(f"{self.name}/flops", flops))
         return Metrics.merge(metrics)
 

@@ -92,9 +92,9 @@ class MasterAdamW:
             master.copy_(saved[name])
             if self.steps:
                 self._adam.state[master] = {
-                    "step": torch.tensor(float(self.steps)),
-                    "exp_avg": state["exp_avg"][name].clone(),
-                    "exp_avg_sq": state["exp_avg_sq"][name].clone(),
+                    "step": torch.tensor(float(self.steps), device=master.device),
+                    "exp_avg": state["exp_avg"][name].to(master.device, copy=True),
+                    "exp_avg_sq": state["exp_avg_sq"][name].to(master.device, copy=True),
                 }
         self.sync()
 

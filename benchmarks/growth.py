@@ -1,0 +1,72 @@
+"""Does memory grow from step to step? A whole run with its log, evaluation and files, resident memory after every step.
+
+    python benchmarks/growth.py                      # the quickstart, PPO with its critic, 30 steps
+    python benchmarks/growth.py --algorithm grpo
+    python benchmarks/growth.py --config FILE.yaml --set rollout.n=16
+
+Exits with 1 where the last step holds more than --allowed over step --settled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from verl.algos.presets import preset_values
+from verl.config import read_yaml, resolve
+from verl.config.loader import nest, parse_override
+from verl.trainer.build import build
+from verl.trainer.hooks import Hook
+from verl.trainer.loop import StepResult, Trainer
+from verl.utils.console import RunConsole
+from verl.utils.monitoring import GB
+
+CONFIG = Path(__file__).parents[1] / "examples" / "ppo" / "quickstart.yaml"
+
+
+class Watch(Hook):
+    """Resident GB after every step."""
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    def after_step(self, trainer: Trainer, result: StepResult) -> None:
+        import psutil
+
+        self.seen.append(psutil.Process().memory_info().rss / GB)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", default=str(CONFIG))
+    parser.add_argument("--algorithm", default="ppo")
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--settled", type=int, default=5, help="the step that the last is compared with")
+    parser.add_argument("--allowed", type=float, default=0.02, help="growth that is still good, as a share")
+    parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="any value of the config")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        seen = watch(args, folder)
+    growth = seen[-1] / seen[args.settled - 1] - 1
+    print("GB after each step  " + " ".join(f"{gb:.3f}" for gb in seen))
+    print(json.dumps({"settled": seen[args.settled - 1], "last": seen[-1], "most": max(seen), "growth": growth}))
+    return int(growth > args.allowed)
+
+
+def watch(args: argparse.Namespace, folder: str) -> list[float]:
+    layers = [read_yaml(args.config), nest("algorithm.name", args.algorithm), nest("trainer.output_dir", folder)]
+    layers += [nest("trainer.num_episodes", args.steps), *(parse_override(text) for text in args.set)]
+    built = build(resolve(layers, preset_values()), RunConsole(stream=sys.stderr))
+    built.trainer.planned_steps = args.steps
+    hook = Watch()
+    built.trainer.hooks = [*built.trainer.hooks, hook]
+    built.trainer.fit()
+    built.tracker.close()
+    return hook.seen
+
+
+if __name__ == "__main__":
+    sys.exit(main())
