@@ -63,7 +63,8 @@ def _role(
             kept["masters (fp32)"] = 4 * n / GB
         passing["activations (rough)"] = cfg.update.micro_batch_tokens * _activation_bytes(shape, width) / GB
     if cached_tokens:
-        passing["KV cache (at most)"] = cached_tokens * _kv_bytes(shape, width) / GB
+        cache = cached_tokens * _kv_bytes(shape, width) / GB
+        passing["KV cache (at most)"] = min(cache, cfg.rollout.kv_cache_gb or cache)
     return RoleMemory(role, path, n, kept, passing)
 
 
