@@ -16,6 +16,7 @@ from verl.core import RolloutError, SamplingParams
 from verl.core.batch import Batch, cumulative
 from verl.engines import rollout
 from verl.engines.rollout import compiler, kernels, products
+from verl.engines.rollout.admission import Budget
 from verl.engines.rollout.attend import DecodeAttention
 from verl.engines.rollout.cache import SlotCache
 from verl.engines.rollout.cpu_decoder import CPUDecoder, supported
@@ -198,7 +199,9 @@ def test_cpu_decoder_gives_what_the_decoder_gives(
     body = CPUDecoder(policy, kernels.load() if compile else None, pack)
     assert (body.kernels is not None) == compile
     caches = [
-        SlotCache(config.num_layers, config.num_kv_heads, config.head_dim, 3, torch.bfloat16, torch.device("cpu"))
+        SlotCache(
+            config.num_layers, config.num_kv_heads, config.head_dim, Budget(3, 1), torch.bfloat16, torch.device("cpu")
+        )
         for _ in range(2)
     ]
     with torch.no_grad():

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl.core import GenRequest, SamplingParams
+from verl.engines.rollout.admission import Admission, Budget
 from verl.engines.rollout.base import Limits
 from verl.engines.rollout.cache import SlotCache
 from verl.engines.rollout.prefill import plan_prefill
@@ -39,7 +40,8 @@ def test_waiting_serves_everyone_once_within_the_limits(
     served: list[Sequence] = []
     computed = None
     while len(waiting):
-        units = waiting.take(slots, budget, computed)
+        admission = Admission(Budget(slots, 1), [])
+        units = waiting.take(admission, budget, lambda t: 0 if t == computed else len(t))  # noqa: B023
         members = [s for u in units for s in u.members]
         assert 0 < len(members) <= slots
         assert all(s.all_tokens == u.tokens for u in units for s in u.members)
@@ -105,7 +107,7 @@ def test_prefill_plan_shares_a_system_prompt_but_not_across_unlike_prompts() -> 
 
 @pytest.mark.parametrize("steps", [[(1, 3), (2, 3), (2, 70), (9, 100)], [(5, 64), (3, 130), (6, 20)]])
 def test_cache_growth_keeps_what_was_written(steps: list[tuple[int, int]]) -> None:
-    cache = SlotCache(2, 1, 4, max_slots=8, dtype=torch.float32, device=torch.device("cpu"))
+    cache = SlotCache(2, 1, 4, budget=Budget(8, 1), dtype=torch.float32, device=torch.device("cpu"))
     used = (0, 0)
     written: dict[tuple[int, int], float] = {}
     for slots, tokens in steps:

@@ -2,29 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from verl.engines.rollout.cache import SlotCache
-from verl.engines.rollout.prefill import Write
-from verl.models.attention import Attend
+from verl.engines.rollout.prefill import Part, PrefillPlan
+from verl.models.attention import PackedAttention
 
 
 class PrefillAttention:
-    """Attention over packed prompts that also writes their keys and values into the cache."""
+    """Attention over packed prompts that also writes their keys and values into the cache. Its parts, behind the
+    prompts, see the tokens that their slots hold."""
 
-    def __init__(self, inner: Attend, cache: SlotCache, writes: Sequence[Write]):
-        self._inner, self._cache, self._writes = inner, cache, writes
+    def __init__(self, inner: PackedAttention, cache: SlotCache, plan: PrefillPlan):
+        self._inner, self._cache, self._plan = inner, cache, plan
+        self._prompts = plan.parts[0].start if plan.parts else len(plan.token_ids)
+        self._masks: dict[tuple[int, int, int | None], Tensor] = {}
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [P, H, hd], k and v [P, KV, hd] to [P, H, hd]."""
         for new, layers in ((k, self._cache.keys), (v, self._cache.values)):
-            for w in self._writes:
+            for w in self._plan.writes:
                 layers[layer][w.slots, :, w.at : w.at + w.stop - w.start] = new[w.start : w.stop].transpose(0, 1)
-        return self._inner(layer, q, k, v)
+        n = self._prompts
+        outs = [self._inner(layer, q[:n], k[:n], v[:n])] if n else []
+        outs += [self._part(layer, part, q[part.start : part.stop]) for part in self._plan.parts]
+        return outs[0] if len(outs) == 1 else torch.cat(outs)
+
+    def _part(self, layer: int, part: Part, q: Tensor) -> Tensor:
+        seen = part.at + len(q)
+        out = scaled_dot_product_attention(
+            q.transpose(0, 1)[None],
+            self._cache.keys[layer][part.slot, None, :, :seen],
+            self._cache.values[layer][part.slot, None, :, :seen],
+            attn_mask=self._mask(part.at, seen, self._inner.window(layer)),
+            enable_gqa=True,
+        )
+        return out[0].transpose(0, 1)
+
+    def _mask(self, at: int, seen: int, window: int | None) -> Tensor:
+        """[seen - at, seen] bool, which key a query sees. One for all layers of a window."""
+        key = (at, seen, window)
+        if key not in self._masks:
+            place = torch.arange(seen, device=self._cache.keys[0].device)
+            age = place[at:, None] - place
+            self._masks[key] = age >= 0 if window is None else (age >= 0) & (age < window)
+        return self._masks[key]
 
 
 class DecodeAttention:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from verl.models.plan import Block
 
@@ -23,14 +23,33 @@ class Write:
 
 
 @dataclass(frozen=True)
+class Part:
+    """Packed tokens [start, stop) go on from the first `at` tokens that this slot holds already."""
+
+    start: int
+    stop: int
+    slot: int
+    at: int
+
+
+@dataclass(frozen=True)
 class PrefillPlan:
-    """token_ids, positions [P] and blocks of the packed input; where its keys go; where each prompt's last token is."""
+    """token_ids, positions [P] of the packed input: blocks first, then parts; where its keys go; where each prompt's
+    last token is, in the order in which they were added."""
 
     token_ids: list[int]
     positions: list[int]
     blocks: list[Block]
     writes: list[Write]
     last: list[int]
+    parts: list[Part] = field(default_factory=list)
+
+    def add_part(self, tokens: Tokens, slot: int, at: int) -> None:
+        """Tokens that follow the `at` ones in the slot."""
+        start = len(self.token_ids)
+        _add_tokens(self, tokens, slice(slot, slot + 1), at)
+        self.parts.append(Part(start, len(self.token_ids), slot, at))
+        self.last.append(len(self.token_ids) - 1)
 
 
 def plan_prefill(prompts: Sequence[Tokens], slots: Sequence[slice]) -> PrefillPlan:
