@@ -63,7 +63,7 @@ class Peaks:
             out = torch.empty_like(a)
             product = _Product(a, out)
             matrix = max(matrix, 2.0 * size**3 / best_seconds(product, device))
-        data = torch.zeros(_READ_BYTES // 4, device=device)
+        data = torch.ones(_READ_BYTES // 4, device=device)  # zeros would all lie on one page
         return cls(matrix, _READ_BYTES / best_seconds(data.sum, device))
 
     def best(self, other: Peaks) -> Peaks:

@@ -10,7 +10,7 @@ TOPICS = (
 _NOTE = (
     "Here is a note that I was given. {0} came up at dinner, and nobody at the table could say where it begins and "
     "where it ends. One guest held that people have known it for thousands of years; another had read that what most "
-    "people believe about it is wrong. Someone's grandmother used to tell a story about it, which we have all forgotten. "
+    "people believe about it is wrong. Someone's grandmother used to tell a story about it, which we all forgot. "
 )
 FORMS = (
     "Name three things that have to do with {0}.",
