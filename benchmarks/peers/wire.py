@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +58,18 @@ class Peer:
         return self._errors.read().decode(errors="replace")[-_TAIL:].strip()
 
 
-def serve(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """The child's end: answer requests until the input is over. What libraries print goes to standard error."""
-    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    for line in sys.stdin:
-        replies.write(json.dumps(answer(json.loads(line))) + "\n")
-        replies.flush()
+class Line:
+    """The child's end. What libraries print goes to standard error, so that only answers reach the parent."""
+
+    def __init__(self) -> None:
+        self._replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        os.dup2(2, 1)
+
+    def receive(self) -> dict[str, Any] | None:
+        """The next request; None where the parent has closed its end."""
+        text = sys.stdin.readline()
+        return dict(json.loads(text)) if text else None
+
+    def reply(self, **answer: Any) -> None:
+        self._replies.write(json.dumps(answer) + "\n")
+        self._replies.flush()
