@@ -28,7 +28,7 @@ except ImportError as e:
 Chat = list[dict[str, str]]
 
 
-class Turns(transformers.TrainerCallback):  # type: ignore[misc]
+class Turns(transformers.TrainerCallback):
     """Holds each step back until the parent asks for it, and tells how long it took."""
 
     def __init__(self, line: Line, lengths: list[int], rewards: list[float]):
