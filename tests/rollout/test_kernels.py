@@ -64,7 +64,8 @@ def test_attend(compiled: kernels.Kernels, dim: int, heads: int, groups: int, wi
     qkv, cos, sin = noise(rows, heads + 2 * groups, dim), noise(rows, dim // 2, seed=1), noise(rows, dim // 2, seed=2)
     keys, values = noise(6, groups, room, dim, seed=3), noise(6, groups, room, dim, seed=4)
     before, positions = (keys.clone(), values.clone()), torch.tensor([0, 11, 5, 2])
-    got = compiled.attend(qkv, cos, sin, keys, values, positions, window).view(rows, heads, dim)
+    places = kernels.Places(torch.arange(rows), torch.ones(rows, dtype=torch.int64), positions)
+    got = compiled.attend(qkv, cos, sin, keys, values, places, window).view(rows, heads, dim)
     turned = rotate(qkv[:, : heads + groups].contiguous(), cos[:, None], sin[:, None])
     for b, last in enumerate(positions.tolist()):
         assert torch.equal(keys[b, :, last], turned[b, heads:]) and torch.equal(values[b, :, last], qkv[b, -groups:])

@@ -9,8 +9,12 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from verl.engines.rollout.cache import SlotCache
+from verl.engines.rollout.kernels import Places
 from verl.engines.rollout.prefill import Part, PrefillPlan
 from verl.models.attention import PackedAttention
+
+_LONG = 1024
+"""Prompts from here on are attended as squares, not row by row."""
 
 
 class PrefillAttention:
@@ -31,6 +35,21 @@ class PrefillAttention:
         outs = [self._inner(layer, q[:n], k[:n], v[:n])] if n else []
         outs += [self._part(layer, part, q[part.start : part.stop]) for part in self._plan.parts]
         return outs[0] if len(outs) == 1 else torch.cat(outs)
+
+    @property
+    def places(self) -> Places | None:
+        """Of all tokens, for a kernel that does the rest itself; None where its way is the slower one."""
+        if max(self._plan.positions) >= _LONG:
+            return None
+        slots = torch.empty(len(self._plan.token_ids), dtype=torch.int64)
+        copies = torch.empty_like(slots)
+        for w in self._plan.writes:
+            slots[w.start : w.stop], copies[w.start : w.stop] = w.slots.start, w.slots.stop - w.slots.start
+        return Places(slots, copies, torch.tensor(self._plan.positions))
+
+    def cache_of(self, layer: int) -> tuple[Tensor, Tensor, int | None]:
+        """(keys, values, window) of a layer."""
+        return self._cache.keys[layer], self._cache.values[layer], self._inner.window(layer)
 
     def _part(self, layer: int, part: Part, q: Tensor) -> Tensor:
         seen = part.at + len(q)
@@ -60,20 +79,25 @@ class DecodeAttention:
     """
 
     def __init__(self, cache: SlotCache, positions_B: Tensor, longest: int, window: Callable[[int], int | None]):
-        self._cache, self.positions, self._longest, self._window = cache, positions_B, longest, window
+        self._cache, self._positions, self._longest, self._window = cache, positions_B, longest, window
         self._rows = torch.arange(len(positions_B), device=positions_B.device)
         self._masks: dict[int | None, Tensor | None] = {}
 
+    @property
+    def places(self) -> Places:
+        """Of all rows, for a kernel that does the rest itself."""
+        return Places(self._rows, torch.ones_like(self._rows), self._positions)
+
     def cache_of(self, layer: int) -> tuple[Tensor, Tensor, int | None]:
-        """(keys, values, window) of a layer, for a kernel that does the rest itself."""
+        """(keys, values, window) of a layer."""
         return self._cache.keys[layer], self._cache.values[layer], self._window(layer)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [B, H, hd], k and v [B, KV, hd] to [B, H, hd]."""
         rows, kv_heads, dim = k.shape
         keys, values = self._cache.keys[layer], self._cache.values[layer]
-        keys[self._rows, :, self.positions] = k
-        values[self._rows, :, self.positions] = v
+        keys[self._rows, :, self._positions] = k
+        values[self._rows, :, self._positions] = v
         out = scaled_dot_product_attention(
             q.view(rows, kv_heads, -1, dim),
             keys[:rows, :, : self._longest],
@@ -85,7 +109,7 @@ class DecodeAttention:
     def _mask(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
         """[B, 1, 1, longest], 0 where a key is seen and -inf elsewhere; None where all see all. One for each window."""
         if window not in self._masks:
-            age = self.positions[:, None] - torch.arange(self._longest, device=self.positions.device)
+            age = self._positions[:, None] - torch.arange(self._longest, device=self._positions.device)
             hidden = (age < 0) if window is None else (age < 0) | (age >= window)
             mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
             self._masks[window] = mask[:, None, None] if bool(hidden.any()) else None

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from verl.core import RolloutError
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("decode.cpp", "product.cpp"))
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("decode.cpp", "product.cpp", "layers.cpp"))
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-fopenmp")
 _WIDE = "-mprefer-vector-width=512"
 

@@ -10,14 +10,16 @@ decode.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from verl.engines.rollout.attend import DecodeAttention
-from verl.engines.rollout.kernels import Kernels
-from verl.engines.rollout.products import Layout
+from verl.engines.rollout.attend import DecodeAttention, PrefillAttention
+from verl.engines.rollout.kernels import Kernels, Places
+from verl.engines.rollout.layers import Layers
+from verl.engines.rollout.products import Layout, Native
 from verl.models.attention import Attend
 from verl.models.decoder import Layer
 from verl.models.policy import Policy
@@ -56,6 +58,7 @@ class CPUDecoder:
         self.kernels = kernels if kernels and kernels.knows(self.dim, self.heads // self.kv_heads) else None
         layout = Layout(kernels, pack)
         self.layers = [_Layer(layer, layout) for layer in policy.decoder.layers]  # type: ignore[arg-type]
+        self.fused = self._fused() if self.kernels is not None else None
         self.head = None if policy.fp32_head or not pack else layout.head(policy.head.detach())
 
     def __call__(self, token_ids: Tensor, position_ids: Tensor, attend: Attend) -> Tensor:
@@ -63,8 +66,11 @@ class CPUDecoder:
         decoder = self.policy.decoder
         x = decoder.embed_tokens(token_ids)
         cos, sin = decoder.rotary(position_ids, x.dtype)
-        one = self.kernels is not None and isinstance(attend, DecodeAttention)
-        mix = self._compiled(cos, sin, attend) if one else self._plain(cos, sin, attend)  # type: ignore[arg-type]
+        places = attend.places if isinstance(attend, DecodeAttention | PrefillAttention) else None
+        if places is not None and self.fused is not None:
+            x = self.fused(x, _flat(cos), _flat(sin), places, attend.cache_of)  # type: ignore[union-attr]
+            return self._norm(x, decoder.norm)
+        mix = self._compiled(cos, sin, attend, places) or self._plain(cos, sin, attend)
         for number, products in enumerate(self.layers):
             x = self._layer(products, x, number, mix)
         return self._norm(x, decoder.norm)
@@ -84,13 +90,26 @@ class CPUDecoder:
         y = self._norm(x, layer.post_attention_layernorm)
         return products.down.onto(products.gated(y), x)
 
-    def _compiled(self, cos: Tensor, sin: Tensor, attend: DecodeAttention) -> Callable[[int, Tensor], Tensor]:
-        kernels, cos, sin = self.kernels, cos.flatten(1).contiguous(), sin.flatten(1).contiguous()
-        assert kernels is not None
+    def _fused(self) -> Layers | None:
+        """All layers as one call, where every product is the compiled one."""
+        fused = Layers(self.policy.decoder.config)
+        for one in self.layers:
+            packed = [p.packed for p in (one.qkv, one.out, one.gated, one.down) if isinstance(p, Native)]
+            if len(packed) < 4:
+                return None
+            fused.add(one.layer, *packed)
+        return fused
+
+    def _compiled(
+        self, cos: Tensor, sin: Tensor, attend: Any, places: Places | None
+    ) -> Callable[[int, Tensor], Tensor] | None:
+        kernels, cos, sin = self.kernels, _flat(cos), _flat(sin)
+        if kernels is None or places is None:
+            return None
 
         def mix(layer: int, rows: Tensor) -> Tensor:
             keys, values, window = attend.cache_of(layer)
-            return kernels.attend(rows, cos, sin, keys, values, attend.positions, window or 0)
+            return kernels.attend(rows, cos, sin, keys, values, places, window or 0)
 
         return mix
 
@@ -111,3 +130,8 @@ class CPUDecoder:
         if self.kernels is None or x.ndim != 2:
             return F.rms_norm(x, weight.shape, weight, eps)  # type: ignore[arg-type]
         return self.kernels.rms_norm(x, weight, eps)  # type: ignore[arg-type]
+
+
+def _flat(angles: Tensor) -> Tensor:
+    """[R, 1, hd / 2] as [R, hd / 2]."""
+    return angles.flatten(1).contiguous()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from verl.engines.rollout.compiler import compiler, library
 
-__all__ = ["Kernels", "Packed", "compiler", "load"]
+__all__ = ["Kernels", "Packed", "Places", "compiler", "load"]
 _WIDE, _HALF = 32, 16
 _I, _P = ctypes.c_int64, ctypes.c_void_p
 
@@ -31,13 +31,22 @@ class Packed:
     gated: bool
 
 
+@dataclass(frozen=True)
+class Places:
+    """Where rows lie in a cache, int64 [B]: row b is token positions[b] of slots[b] and the copies[b] - 1 behind it."""
+
+    slots: Tensor
+    copies: Tensor
+    positions: Tensor
+
+
 class Kernels:
     """The compiled functions, on CPU tensors in bf16."""
 
     def __init__(self, library: ctypes.CDLL):
         self._norm, self._attend, self._knows = library.rms_norm, library.attend, library.knows
         self._norm.argtypes, self._norm.restype = [_P, _I, _P, _P, _I, _I, ctypes.c_float], None
-        self._attend.argtypes, self._attend.restype = [_P] * 7 + [_I] * 7, None
+        self._attend.argtypes, self._attend.restype = [_P] * 9 + [_I] * 7, None
         self._knows.argtypes, self._knows.restype = [_I, _I], ctypes.c_int
         self._silu, self._draw = library.silu_mul, library.draw
         self._silu.argtypes, self._silu.restype = [_P, _P, _I, _I], None
@@ -108,21 +117,21 @@ class Kernels:
         return out
 
     def attend(
-        self, qkv: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, positions: Tensor, window: int
+        self, qkv: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, places: Places, window: int
     ) -> Tensor:
         """Rotate, write to the cache, attend. qkv [B, H + 2 KV, hd] in one piece; cos, sin [B, hd / 2]; keys, values
-        [slots, KV, tokens, hd], of which slot b belongs to row b; positions [B]; window: 0 for all. -> [B, H * hd].
+        [slots, KV, tokens, hd]; places: of the rows in them; window: 0 for all. -> [B, H * hd].
         """
         rows, both, dim = qkv.shape
         groups = keys.shape[1]
         heads = both - 2 * groups
         assert qkv.is_contiguous() and cos.is_contiguous() and sin.is_contiguous() and keys.stride()[2:] == (dim, 1)
-        assert keys.stride() == values.stride() and rows <= len(keys)
+        assert keys.stride() == values.stride() and rows == len(places.slots)
         out = torch.empty(rows, heads * dim, dtype=qkv.dtype)
-        self._attend(
-            qkv.data_ptr(), cos.data_ptr(), sin.data_ptr(), keys.data_ptr(), values.data_ptr(), positions.data_ptr(),
-            out.data_ptr(), rows, heads, groups, dim, keys.stride(0), keys.stride(1), window,
-        )  # fmt: skip
+        at = (places.slots.data_ptr(), places.copies.data_ptr(), places.positions.data_ptr())
+        shape = (rows, heads, groups, dim, keys.stride(0), keys.stride(1), window)
+        inputs = (x.data_ptr() for x in (qkv, cos, sin, keys, values))
+        self._attend(*inputs, *at, out.data_ptr(), *shape)
         return out
 
 
