@@ -6,7 +6,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -109,13 +109,16 @@ def wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def by_turns(sides: dict[str, Callable[[int], Any]], runs: int) -> dict[str, list[Any]]:
-    """What each side returned in `runs` turns; turn 0 warms up and is left out."""
+def by_turns(sides: Mapping[str, Callable[[int], Any]], runs: int, warm_up: int = 1) -> dict[str, list[Any]]:
+    """What each side returned in `runs` turns, after `warm_up` turns that are left out. Each turn is told on stderr."""
     seen: dict[str, list[Any]] = {name: [] for name in sides}
-    for turn in range(runs + 1):
+    for turn in range(1 - warm_up, runs + 1):
         for name, side in sides.items():
+            start = time.perf_counter()
             result = side(turn)
-            if turn:
+            note = f"turn {turn}" if turn > 0 else "warm-up"
+            print(f"{note}: {name} {time.perf_counter() - start:.1f} s", file=sys.stderr, flush=True)
+            if turn > 0:
                 seen[name].append(result)
     return seen
 

@@ -96,7 +96,7 @@ def _policy(args: argparse.Namespace) -> Any:
 
 
 def _turn(side: Side, work: Work, warm: Work) -> Callable[[int], Ran]:
-    return lambda turn: side(work if turn else warm, turn)
+    return lambda turn: side(work if turn > 0 else warm, turn)
 
 
 def _work(args: argparse.Namespace, policy: Any, sequences: int) -> Work:

@@ -61,7 +61,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--algorithm", default="grpo", help="preset; others than grpo have no peer")
     parser.add_argument("--prompt_tokens", type=int, default=45, help="fixed only")
     parser.add_argument("--response_tokens", type=int, default=64, help="fixed only")
-    parser.add_argument("--runs", type=int, default=3, help="timed steps of each side, after one that warms up")
+    parser.add_argument("--runs", type=int, default=3, help="timed steps of each side")
+    parser.add_argument("--warm_up", type=int, default=1, help="steps of each side before these")
     parser.add_argument("--until", type=float, help="train on the quickstart's task up to this accuracy")
     parser.add_argument("--full", action="store_true", help="--until: train TRL to the end too (half an hour and more)")
     args = parser.parse_args()
@@ -94,7 +95,7 @@ def _steps(args: argparse.Namespace, folder: Path, stack: ExitStack) -> None:
         stack.callback(trl.peer.close)
         versions = trl.versions
     print(header(versions), f"work      {PROMPTS} prompts x {SAMPLES} samples, {args.lengths} lengths", sep="\n")
-    print(*report(by_turns(sides, args.runs)), sep="\n")
+    print(*report(by_turns(sides, args.runs, args.warm_up)), sep="\n")
 
 
 def _bounds(args: argparse.Namespace) -> tuple[int, int]:
@@ -105,7 +106,7 @@ def _bounds(args: argparse.Namespace) -> tuple[int, int]:
 def _chats(args: argparse.Namespace, tokenizer: Any) -> list[list[dict[str, str]]]:
     from cases.training import ragged_chats, sized_chats
 
-    count = PROMPTS * (args.runs + 1)
+    count = PROMPTS * (args.runs + args.warm_up)
     return ragged_chats(count) if args.lengths == "ragged" else sized_chats(count, args.prompt_tokens, tokenizer)
 
 
@@ -189,7 +190,7 @@ def _until(args: argparse.Namespace, folder: Path, stack: ExitStack) -> None:
         theirs = _train(peer, lambda: peer.accuracy(evaluated), args.until, "trl")[1]
         print(f"verl is {ratio(seconds, theirs):.1f} times as fast to {args.until} accuracy")
         return
-    made = [peer(turn).seconds for turn in range(args.runs + 1)][1:]
+    made = [peer(turn).seconds for turn in range(args.warm_up + args.runs)][args.warm_up :]
     theirs = median(made) * steps
     print(
         f"trl       {median(made):.1f} s a step (median of {len(made)}); {theirs:.0f} s for the {steps} steps of verl's"
