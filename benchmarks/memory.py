@@ -96,7 +96,7 @@ def _verl(args: argparse.Namespace) -> dict[str, Any]:
             if args.case == "step":
                 side(step)
             elif args.case == "rollout":
-                trainer.source.sample(step, trainer.source.planned(step))
+                list(trainer.source.sample(step, trainer.source.planned(step)))
             else:
                 _update(trainer, step)
         actor: Any = trainer.roles.actor.worker

@@ -38,7 +38,6 @@ PROMPTS, SAMPLES = 4, 8
 LEAST_RAGGED, MOST_RAGGED = 16, 512
 EVAL_EVERY = 5
 LONGEST_RUN = 110
-PHASES = ("rollout", "reward", "score", "credit", "update", "publish")
 
 
 def main() -> None:
@@ -143,18 +142,17 @@ def _compared(ours: list[Stepped], theirs: list[Stepped]) -> str:
 
 
 def _phases(steps: list[Stepped]) -> list[str]:
-    """Median seconds of each phase, its share of the step, and how much of the step the processor had nothing to do."""
+    """Median seconds of each phase and its share of the step, and how much of the step was idle."""
     import torch
 
-    whole = median(s.seconds for s in steps)
-    rows = [f"{'phase':<12}{'median s':>9}{'share':>8}"]
-    for name in [p for p in PHASES if any(p in s.phases for s in steps)]:
+    whole, threads = median(s.seconds for s in steps), torch.get_num_threads()
+    rows = [f"{'phase':<14}{'median s':>9}{'share':>8}"]
+    for name in dict.fromkeys(name for s in steps for name in s.phases):
         seconds = median(s.phases.get(name, 0.0) for s in steps)
-        rows.append(f"{name:<12}{seconds:>9.3f}{100 * seconds / whole:>7.1f} %")
-    between = median(s.seconds - sum(s.phases.values()) for s in steps)
-    idle = median(idle_share(s.cpu, s.seconds, torch.get_num_threads()) for s in steps)
-    rows.append(f"{'between':<12}{between:>9.3f}{100 * between / whole:>7.1f} %")
-    rows.append(f"idle share of the processor's {torch.get_num_threads()} threads: {100 * idle:.1f} %")
+        rows.append(f"{name:<14}{seconds:>9.3f}{100 * seconds / whole:>7.1f} %")
+    unused = median(idle_share(s.cpu, s.seconds, threads) for s in steps)
+    rows.append(f"idle: no model worked in {100 * median(s.idle for s in steps):.1f} % of the step")
+    rows.append(f"idle: {100 * unused:.1f} % of the seconds of {threads} threads were not used")
     return rows
 
 

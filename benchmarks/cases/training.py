@@ -37,13 +37,16 @@ SAME_LOSS: Tree = {
 
 @dataclass(frozen=True)
 class Stepped:
-    """One training step: seconds, response lengths, mean reward; of verl also seconds by phase and CPU seconds."""
+    """One training step: seconds, response lengths, mean reward; of verl also seconds by phase, CPU seconds and the
+    share of the step in which no model worked.
+    """
 
     seconds: float
     lengths: list[int]
     reward: float
     phases: dict[str, float]
     cpu: float = 0.0
+    idle: float = 0.0
 
     @property
     def tokens(self) -> int:
@@ -101,7 +104,7 @@ class VerlSide:
         seconds, cpu = time.perf_counter() - start, self._cpu() - cpu
         phases = {k.removeprefix("time/"): v for k, v in result.metrics.items() if k.startswith("time/")}
         lengths = [t.response_length for t in result.trajectories]
-        return Stepped(seconds, lengths, result.metrics["reward"], phases, cpu)
+        return Stepped(seconds, lengths, result.metrics["reward"], phases, cpu, result.metrics["perf/idle"])
 
     def accuracy(self) -> float:
         """Greedy accuracy on the evaluation prompts."""
