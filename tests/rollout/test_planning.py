@@ -19,6 +19,7 @@ from verl.engines.rollout.sequence import Sequence
 
 LIMITS = Limits(vocab_size=100, max_model_len=64, eos_token_ids=(2, 5, 200))
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=24).map(tuple)
+BEGUN = st.builds(lambda head, rest: head + rest, st.sampled_from([(), (3,) * 9, (3,) * 12, (4,) * 10]), TOKENS)
 
 
 def sequence(name: str, tokens: tuple[int, ...]) -> Sequence:
@@ -65,7 +66,7 @@ def test_waiting_puts_preempted_sequences_first_and_removes_by_id() -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(
-    st.lists(TOKENS, min_size=1, max_size=8, unique=True),
+    st.lists(BEGUN, min_size=1, max_size=8, unique=True),
     st.lists(st.tuples(st.integers(1, 3), st.sampled_from([0, 0, 0, 2])), min_size=8, max_size=8),
 )
 def test_prefill_plan_gives_every_prompt_its_own_tokens(

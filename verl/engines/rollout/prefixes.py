@@ -30,34 +30,19 @@ class Prefixes:
 
     def find(self, tokens: Tokens) -> list[int]:
         """Places of the longest kept beginning, in whole blocks; they count as used."""
-        keys = []
-        before = _ROOT
-        for block in _blocks(tokens):
-            key = (before, block)
-            if key not in self._places:
-                break
-            keys.append(key)
-            before = self._places[key]
-        self._use(keys)
-        return [self._places[key] for key in keys]
+        return self._use(self._known(tokens))
 
     def add(self, tokens: Tokens) -> tuple[int, list[int]]:
         """(first, places): block number first + i of the tokens is new and belongs in places[i].
 
         Of tokens that have more blocks than there are places, the first ones are kept.
         """
-        known = self.find(tokens)
-        before = known[-1] if known else _ROOT
-        keys: list[tuple[int, Tokens]] = []
-        for block in islice(_blocks(tokens), len(known), self.capacity):
+        keys = self._known(tokens)
+        first, before = len(keys), (self._use(keys) or [_ROOT])[-1]
+        for block in islice(_blocks(tokens), first, self.capacity):
             keys.append((before, block))
-            before = self._place()
-            self._places[keys[-1]] = before
-        places = [self._places[key] for key in keys]
-        self._use(keys)
-        # Those before them are used last of all; they were found just now, so a second look finds the same.
-        self.find(tokens[: len(known) * BLOCK])
-        return len(known), places
+            before = self._places[keys[-1]] = self._place()
+        return first, self._use(keys)[first:]
 
     def clear(self) -> None:
         """Forget everything."""
@@ -69,10 +54,22 @@ class Prefixes:
             return len(self._places)
         return self._places.popitem(last=False)[1]
 
-    def _use(self, keys: Sequence[tuple[int, Tokens]]) -> None:
-        """These, each behind the one before, are used now. The last goes first, or its place could outlive its way."""
+    def _known(self, tokens: Tokens) -> list[tuple[int, Tokens]]:
+        """Keys of the longest kept beginning."""
+        keys = []
+        before = _ROOT
+        for block in _blocks(tokens):
+            if (before, block) not in self._places:
+                break
+            keys.append((before, block))
+            before = self._places[keys[-1]]
+        return keys
+
+    def _use(self, keys: Sequence[tuple[int, Tokens]]) -> list[int]:
+        """Places of these keys, each behind the one before. They are used now; the last one will be the first to go."""
         for key in reversed(keys):
             self._places.move_to_end(key)
+        return [self._places[key] for key in keys]
 
 
 def _blocks(tokens: Tokens) -> Iterator[Tokens]:
