@@ -65,7 +65,7 @@ def _role(
         passing["activations (rough)"] = cfg.update.micro_batch_tokens * a_token / GB
     if cached_tokens:
         cache = cached_tokens * _kv_bytes(shape, width) / GB
-        passing["KV cache (at most)"] = min(cache, cfg.rollout.kv_cache_gb or cache)
+        passing["KV cache (at most)"] = min(cache, cfg.rollout.kv_cache_gb or cache) + cfg.rollout.prefix_cache_gb
     return RoleMemory(role, path, n, kept, passing)
 
 

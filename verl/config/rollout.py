@@ -46,6 +46,11 @@ class RolloutConfig(Section):
     A sequence starts where it fits; where those that run outgrow it, the youngest wait and go on later, with the same
     tokens.
     """
+    prefix_cache_gb: float = Field(0.0, ge=0)
+    """10^9 bytes, beside `kv_cache_gb`, for keys and values of finished sequences (native). A prompt that begins like
+    one of them, as a second turn does, is computed from where they part; those used longest ago make room, and a new
+    version of the weights drops all. 0: none are kept and no memory is taken.
+    """
 
 
 class EvalConfig(Section):

@@ -32,6 +32,7 @@ def _native(
     max_sequences: int = 256,
     prefill_tokens: int = 4096,
     kv_cache_gb: float | None = None,
+    prefix_cache_gb: float = 0.0,
     max_model_len: int | None = None,
     compile: str = "auto",
 ) -> Engine:
@@ -46,6 +47,7 @@ def _native(
         max_sequences=max_sequences,
         prefill_tokens=prefill_tokens,
         kv_cache_gb=kv_cache_gb,
+        prefix_cache_gb=prefix_cache_gb,
         max_model_len=max_model_len,
         compile=compile,
     )
@@ -82,7 +84,8 @@ def load(backend: str, model_path: Any, dtype: str = "bfloat16", device: str = "
     backend: `native` or `hf`.
     model_path: as actor.path in the config, or a loaded Hugging Face causal language model.
     dtype: bfloat16 or float32. device: auto, cpu, cuda.
-    options: max_sequences, max_model_len, trust_remote_code; native: prefill_tokens, kv_cache_gb, compile.
+    options: max_sequences, max_model_len, trust_remote_code; native: prefill_tokens, kv_cache_gb, prefix_cache_gb,
+    compile.
     Raises ConfigError for an unknown backend, RolloutError for an unknown option, ModelError for the path.
     """
     entry = BACKENDS[backend]
@@ -107,6 +110,7 @@ def attach(backend: str, policy: Any, cfg: RolloutConfig, **options: Any) -> Eng
         "max_sequences": cfg.max_sequences,
         "prefill_tokens": cfg.prefill_tokens,
         "kv_cache_gb": cfg.kv_cache_gb,
+        "prefix_cache_gb": cfg.prefix_cache_gb,
         "compile": cfg.compile,
     }
     options = {k: v for k, v in known.items() if k in _options(backend)} | options

@@ -10,7 +10,6 @@ decode.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -66,11 +65,12 @@ class CPUDecoder:
         decoder = self.policy.decoder
         x = decoder.embed_tokens(token_ids)
         cos, sin = decoder.rotary(position_ids, x.dtype)
-        places = attend.places if isinstance(attend, DecodeAttention | PrefillAttention) else None
-        if places is not None and self.fused is not None:
-            x = self.fused(x, _flat(cos), _flat(sin), places, attend.cache_of)  # type: ignore[union-attr]
+        ours = attend if isinstance(attend, DecodeAttention | PrefillAttention) else None
+        places = ours.places if ours is not None and self.kernels is not None else None
+        if ours is not None and places is not None and self.fused is not None:
+            x = self.fused(x, _flat(cos), _flat(sin), places, ours.cache_of)
             return self._norm(x, decoder.norm)
-        mix = self._compiled(cos, sin, attend, places) or self._plain(cos, sin, attend)
+        mix = self._compiled(cos, sin, ours, places) or self._plain(cos, sin, attend)
         for number, products in enumerate(self.layers):
             x = self._layer(products, x, number, mix)
         return self._norm(x, decoder.norm)
@@ -101,10 +101,10 @@ class CPUDecoder:
         return fused
 
     def _compiled(
-        self, cos: Tensor, sin: Tensor, attend: Any, places: Places | None
+        self, cos: Tensor, sin: Tensor, attend: DecodeAttention | PrefillAttention | None, places: Places | None
     ) -> Callable[[int, Tensor], Tensor] | None:
         kernels, cos, sin = self.kernels, _flat(cos), _flat(sin)
-        if kernels is None or places is None:
+        if kernels is None or attend is None or places is None:
             return None
 
         def mix(layer: int, rows: Tensor) -> Tensor:

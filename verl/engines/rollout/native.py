@@ -23,6 +23,7 @@ from verl.engines.rollout.base import Engine, Limits, SharedWeights, context_of,
 from verl.engines.rollout.cache import SlotCache
 from verl.engines.rollout.cpu_decoder import CPUDecoder, supported
 from verl.engines.rollout.prefiller import Prefiller
+from verl.engines.rollout.prefix_cache import PrefixCache
 from verl.engines.rollout.sampling import Draw, sample, sample_whole
 from verl.engines.rollout.scheduler import Filling, Unit, Waiting
 from verl.engines.rollout.sequence import Sequence as Running
@@ -42,6 +43,8 @@ class NativeEngine(SharedWeights, Engine):
 
     prefill_tokens: prompt tokens computed in one step (a longer prompt goes alone, in chunks of so many).
     kv_cache_gb: 10^9 bytes that the slots may take; None: no limit but max_sequences. While they grow, one layer more.
+    prefix_cache_gb: 10^9 bytes, beside these, for keys of finished sequences: a request that begins like one of them
+    (a second turn) starts from them. They last as long as the weights.
     max_model_len: longest prompt and response together; None: the model's own limit.
     compile: "on", "off" or "auto": the kernels of cached decoding (CPU, bf16), auto where there is a compiler.
     """
@@ -54,6 +57,7 @@ class NativeEngine(SharedWeights, Engine):
         max_sequences: int = 256,
         prefill_tokens: int = 4096,
         kv_cache_gb: float | None = None,
+        prefix_cache_gb: float = 0.0,
         max_model_len: int | None = None,
         compile: str = "auto",
         version: int = 0,
@@ -75,7 +79,8 @@ class NativeEngine(SharedWeights, Engine):
         self._arrivals = 0
         self._fill_next = True
         self.stats = Stats()
-        self._prefiller = Prefiller(self._cache, config.window, self._device, self.stats)
+        self._prefixes = PrefixCache(self._cache, token_bytes, prefix_cache_gb)
+        self._prefiller = Prefiller(self._cache, self._prefixes, config.window, self._device, self.stats)
         self._fast = self._fast_decoder(compile)
         self._packed: CPUDecoder | None = None
 
@@ -103,8 +108,13 @@ class NativeEngine(SharedWeights, Engine):
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes that the KV cache holds now."""
+        """Bytes that the slots hold now."""
         return self._cache.num_bytes
+
+    @property
+    def prefix_bytes(self) -> int:
+        """Bytes that the prefix cache holds now."""
+        return self._prefixes.num_bytes
 
     def submit(self, requests: Sequence[GenRequest]) -> None:
         filling = self._slots.filling
@@ -125,8 +135,7 @@ class NativeEngine(SharedWeights, Engine):
             return done
         except BaseException:
             # No request is lost, and keys of a diverged model do not stay behind a mask: 0 x NaN is NaN.
-            self._preempt()
-            self._cache.release()
+            self._release()
             raise
 
     def abort(self, request_ids: Iterable[str]) -> list[Completion]:
@@ -148,14 +157,20 @@ class NativeEngine(SharedWeights, Engine):
 
     def place(self, where: Place) -> None:
         if where != "device":
-            self._preempt()
-            self._cache.release()
+            self._release()
+
+    def _release(self) -> None:
+        """Give the caches back."""
+        self._preempt()
+        self._cache.release()
+        self._prefixes.release()
 
     def _preempt(self) -> None:
         """Forget every key and value; running sequences go to the front of the queue with the tokens they have."""
         self._packed = None
         self._waiting.add_front(self._slots.clear())
         self._prefiller.forget()
+        self._prefixes.clear()
 
     def _step(self) -> list[Completion]:
         """A prefill where anyone may join, or else one more token of everyone; a long prompt's chunks in between."""
@@ -174,10 +189,12 @@ class NativeEngine(SharedWeights, Engine):
 
     def _fill(self, filling: Filling) -> list[Completion]:
         """One chunk of a long prompt; after the last, its members run."""
-        slot, at, tokens = len(self._slots.running), filling.at, filling.unit.tokens
+        slot, tokens = len(self._slots.running), filling.unit.tokens
         self._slots.reserve(self._slots.used)
-        some = tokens[at : at + self._prefill_tokens]
-        features_1F = self._prefiller.chunk(self._body(), some, slot, at)
+        if filling.at == 0:
+            filling.at = self._prefiller.start(tokens, slice(slot, slot + 1))
+        some = tokens[filling.at : filling.at + self._prefill_tokens]
+        features_1F = self._prefiller.chunk(self._body(), some, slot, filling.at)
         filling.at += len(some)
         return self._enter(filling.unit, features_1F) if filling.at == len(tokens) else []
 
@@ -241,6 +258,8 @@ class NativeEngine(SharedWeights, Engine):
             if finish is not None:
                 done.append(s.completion(finish))
                 slots.append(first + i)
+                # The token drawn last has no keys.
+                self._prefixes.keep(s.all_tokens[:-1], first + i)
         self._slots.free(slots)
         return done
 

@@ -1,4 +1,7 @@
-"""Prompts into slots of the cache: the forwards that do it, and the one prompt that is kept for its other samples."""
+"""Prompts into slots of the cache: the forwards that do it, and what need not be computed again.
+
+That is one whole prompt, kept for its other samples, and the beginnings that the prefix cache has.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from torch import Tensor
 from verl.engines.rollout.attend import PrefillAttention
 from verl.engines.rollout.cache import Prefix, SlotCache
 from verl.engines.rollout.prefill import PrefillPlan, Tokens, plan_prefill
+from verl.engines.rollout.prefix_cache import PrefixCache
 from verl.engines.rollout.scheduler import Unit
 from verl.engines.rollout.stats import Stats
 from verl.models.attention import PackedAttention
@@ -23,35 +27,55 @@ Body = Callable[[Tensor, Tensor, Any], Tensor]
 class Prefiller:
     """Computes the keys, values and last features of prompts. window: per layer, as in DecoderConfig."""
 
-    def __init__(self, cache: SlotCache, window: Callable[[int], int | None], device: torch.device, stats: Stats):
+    def __init__(
+        self,
+        cache: SlotCache,
+        prefixes: PrefixCache,
+        window: Callable[[int], int | None],
+        device: torch.device,
+        stats: Stats,
+    ):
         self._cache, self._window, self._device, self._stats = cache, window, device, stats
+        self._prefixes = prefixes
         self._kept: Prefix | None = None
 
     def cost(self, tokens: Tokens) -> int:
         """Tokens that a prefill of these must compute."""
-        return 0 if self._kept is not None and self._kept.tokens == tokens else len(tokens)
+        if self._kept is not None and self._kept.tokens == tokens:
+            return 0
+        return len(tokens) - self._prefixes.reusable(tokens)
 
     def units(self, body: Body, units: Sequence[Unit], slots: Sequence[slice]) -> Tensor:
         """[U, F] features of each unit's last token, its keys and values written to its slots."""
         rows: dict[int, Tensor] = {}
-        new = []
+        whole, begun = [], {}
         for i, unit in enumerate(units):
             if self._kept is not None and unit.tokens == self._kept.tokens:
                 self._cache.start_from(self._kept, slots[i])
                 rows[i] = self._kept.features
+            elif at := self.start(unit.tokens, slots[i]):
+                begun[i] = at
             else:
-                new.append(i)
-        if new:
-            features = self._forward(body, plan_prefill([units[i].tokens for i in new], [slots[i] for i in new]))
-            rows.update(zip(new, features, strict=True))
+                whole.append(i)
+        if whole or begun:
+            plan = plan_prefill([units[i].tokens for i in whole], [slots[i] for i in whole])
+            for i, at in begun.items():
+                plan.add_part(units[i].tokens[at:], slots[i], at)
+            rows.update(zip((*whole, *begun), self._forward(body, plan), strict=True))
         features_UF = torch.stack([rows[i] for i in range(len(units))])
         self.keep(units[-1].tokens, units[-1].more, slots[-1].start, features_UF[-1])
         return features_UF
 
+    def start(self, tokens: Tokens, slots: slice) -> int:
+        """How many of the tokens, the first ones, the prefix cache has put into each of these slots."""
+        at = self._prefixes.start(tokens, slots)
+        self._stats.reused_tokens += at
+        return at
+
     def chunk(self, body: Body, tokens: Tokens, slot: int, at: int) -> Tensor:
         """[1, F] features of the last of these tokens, which follow the first `at` tokens of the slot."""
         plan = plan_prefill([], [])
-        plan.add_part(tokens, slot, at)
+        plan.add_part(tokens, slice(slot, slot + 1), at)
         return self._forward(body, plan)
 
     def keep(self, tokens: Tokens, more: bool, slot: int, features: Tensor) -> None:
