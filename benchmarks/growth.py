@@ -37,8 +37,6 @@ def main() -> int:
 
 def watch(args: argparse.Namespace, folder: str) -> list[float]:
     """Resident GB after every step of a run."""
-    import psutil
-
     from verl.algos.presets import preset_values
     from verl.config import read_yaml, resolve
     from verl.config.loader import nest, parse_override
@@ -46,13 +44,13 @@ def watch(args: argparse.Namespace, folder: str) -> list[float]:
     from verl.trainer.hooks import Hook
     from verl.trainer.loop import StepResult, Trainer
     from verl.utils.console import RunConsole
-    from verl.utils.monitoring import GB
+    from verl.utils.monitoring import resident_memory
 
     seen: list[float] = []
 
     class Watch(Hook):
         def after_step(self, trainer: Trainer, result: StepResult) -> None:
-            seen.append(psutil.Process().memory_info().rss / GB)
+            seen.append(resident_memory())
 
     layers = [read_yaml(args.config), nest("algorithm.name", args.algorithm), nest("trainer.output_dir", folder)]
     layers += [nest("trainer.num_episodes", args.steps), *(parse_override(text) for text in args.set)]

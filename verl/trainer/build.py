@@ -36,7 +36,9 @@ from verl.trainer.loop import Roles, Trainer
 from verl.trainer.resume import CheckpointHook, identity
 from verl.trainer.reward import RewardScorer
 from verl.trainer.source import OnDemandSource
+from verl.trainer.trim import TrimHook
 from verl.utils.console import RunConsole
+from verl.utils.heap import limit_products
 from verl.utils.tracking.tracker import Tracker
 from verl.weights.publisher import InProcessPublisher
 from verl.workers.actor import ActorWorker
@@ -98,6 +100,7 @@ def build(cfg: RunConfig, console: RunConsole, functions: Sequence[tuple[RewardF
 
     The output folder is left as it was until everything that may fail has been read, loaded and accepted.
     """
+    limit_products()
     inputs = read_inputs(cfg, functions)
     folder = RunFolder(cfg.trainer.output_dir)
     if not cfg.trainer.resume:
@@ -115,6 +118,8 @@ def build(cfg: RunConfig, console: RunConsole, functions: Sequence[tuple[RewardF
     tracker = Tracker(cfg.trainer.sinks, folder.root, name, cfg.model_dump(mode="json"), resume=resumed)
     evaluator = Evaluator(cfg, inputs.data.eval, worker, trainer.reward, folder, console) if inputs.data.eval else None
     trainer.hooks = [LogHook(cfg, tracker, console, evaluator, pick_device(cfg)), checkpoints]
+    if pick_device(cfg) == "cpu":
+        trainer.hooks.append(TrimHook())
     return Run(trainer, folder, tracker)
 
 

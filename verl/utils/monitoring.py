@@ -29,7 +29,12 @@ def get_gpu_memory_usage() -> float:
 
         free, total = torch.cuda.mem_get_info()
         return round((total - free) / GB, 2)
-    return round(psutil.Process().memory_info().rss / GB, 2)
+    return round(resident_memory(), 2)
+
+
+def resident_memory() -> float:
+    """GB of host memory that this process holds now."""
+    return psutil.Process().memory_info().rss / GB
 
 
 def reset_peak_memory() -> None:
