@@ -15,26 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from verl.algos.presets import preset_values
-from verl.config import read_yaml, resolve
-from verl.config.loader import nest, parse_override
-from verl.trainer.build import build
-from verl.trainer.hooks import Hook
-from verl.trainer.loop import StepResult, Trainer
-from verl.utils.console import RunConsole
-from verl.utils.monitoring import resident_memory
-
 CONFIG = Path(__file__).parents[1] / "examples" / "ppo" / "quickstart.yaml"
-
-
-class Watch(Hook):
-    """Resident GB after every step."""
-
-    def __init__(self) -> None:
-        self.seen: list[float] = []
-
-    def after_step(self, trainer: Trainer, result: StepResult) -> None:
-        self.seen.append(resident_memory())
 
 
 def main() -> int:
@@ -55,15 +36,30 @@ def main() -> int:
 
 
 def watch(args: argparse.Namespace, folder: str) -> list[float]:
+    """Resident GB after every step of a run."""
+    from verl.algos.presets import preset_values
+    from verl.config import read_yaml, resolve
+    from verl.config.loader import nest, parse_override
+    from verl.trainer.build import build
+    from verl.trainer.hooks import Hook
+    from verl.trainer.loop import StepResult, Trainer
+    from verl.utils.console import RunConsole
+    from verl.utils.monitoring import resident_memory
+
+    seen: list[float] = []
+
+    class Watch(Hook):
+        def after_step(self, trainer: Trainer, result: StepResult) -> None:
+            seen.append(resident_memory())
+
     layers = [read_yaml(args.config), nest("algorithm.name", args.algorithm), nest("trainer.output_dir", folder)]
     layers += [nest("trainer.num_episodes", args.steps), *(parse_override(text) for text in args.set)]
     built = build(resolve(layers, preset_values()), RunConsole(stream=sys.stderr))
     built.trainer.planned_steps = args.steps
-    hook = Watch()
-    built.trainer.hooks = [*built.trainer.hooks, hook]
+    built.trainer.hooks = [*built.trainer.hooks, Watch()]
     built.trainer.fit()
     built.tracker.close()
-    return hook.seen
+    return seen
 
 
 if __name__ == "__main__":

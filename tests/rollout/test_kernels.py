@@ -15,7 +15,8 @@ from verl.config.rollout import RolloutConfig
 from verl.core import RolloutError, SamplingParams
 from verl.core.batch import Batch, cumulative
 from verl.engines import rollout
-from verl.engines.rollout import kernels
+from verl.engines.rollout import compiler, kernels, products
+from verl.engines.rollout.admission import Budget
 from verl.engines.rollout.attend import DecodeAttention
 from verl.engines.rollout.cache import SlotCache
 from verl.engines.rollout.cpu_decoder import CPUDecoder, supported
@@ -63,7 +64,8 @@ def test_attend(compiled: kernels.Kernels, dim: int, heads: int, groups: int, wi
     qkv, cos, sin = noise(rows, heads + 2 * groups, dim), noise(rows, dim // 2, seed=1), noise(rows, dim // 2, seed=2)
     keys, values = noise(6, groups, room, dim, seed=3), noise(6, groups, room, dim, seed=4)
     before, positions = (keys.clone(), values.clone()), torch.tensor([0, 11, 5, 2])
-    got = compiled.attend(qkv, cos, sin, keys, values, positions, window).view(rows, heads, dim)
+    places = kernels.Places(torch.arange(rows), torch.ones(rows, dtype=torch.int64), positions)
+    got = compiled.attend(qkv, cos, sin, keys, values, places, window).view(rows, heads, dim)
     turned = rotate(qkv[:, : heads + groups].contiguous(), cos[:, None], sin[:, None])
     for b, last in enumerate(positions.tolist()):
         assert torch.equal(keys[b, :, last], turned[b, heads:]) and torch.equal(values[b, :, last], qkv[b, -groups:])
@@ -75,6 +77,72 @@ def test_attend(compiled: kernels.Kernels, dim: int, heads: int, groups: int, wi
             np.testing.assert_allclose(got[b, h].double(), p / p.sum() @ v, rtol=2e-2, atol=1e-2)
         keys[b, :, last], values[b, :, last] = before[0][b, :, last], before[1][b, :, last]
     assert torch.equal(keys, before[0]) and torch.equal(values, before[1])
+
+
+@COMPILED
+@pytest.mark.parametrize("rows", [1, 2, 7, 12, 13, 40])
+@pytest.mark.parametrize("inputs,outputs", [(2, 1), (64, 96), (130, 49), (4098, 33), (9000, 16)])
+def test_multiply(compiled: kernels.Kernels, rows: int, inputs: int, outputs: int) -> None:
+    needs_products(compiled)
+    x, weight, bias = noise(rows, 3, inputs)[:, 1], noise(outputs, inputs, seed=1), noise(outputs, seed=2)
+    want = x.double() @ weight.double().T
+    plain = compiled.multiply(x, compiled.pack([weight], [None]))
+    assert_rounded(plain, want, inputs)
+    assert_rounded(compiled.multiply(x, compiled.pack([weight], [bias])), want + bias.double(), inputs)
+    residual = noise(rows, outputs, seed=3)
+    total = compiled.multiply(x, compiled.pack([weight], [None]), residual.clone())
+    torch.testing.assert_close(total, plain + residual, rtol=0, atol=0)
+
+
+@COMPILED
+def test_multiply_joins_weights_and_gates(compiled: kernels.Kernels) -> None:
+    needs_products(compiled)
+    x, parts = noise(13, 70), [noise(n, 70, seed=n) for n in (48, 16, 21)]
+    got = compiled.multiply(x, compiled.pack(parts, [None] * 3))
+    apart = [compiled.multiply(x, compiled.pack([w], [None])) for w in parts]
+    assert torch.equal(got, torch.cat(apart, -1))
+    weights, biases = [noise(48, 70, seed=n) / 3 for n in (1, 2)], [noise(48, seed=n) for n in (3, 4)]
+    gate, up = (compiled.multiply(x, compiled.pack([w], [b])) for w, b in zip(weights, biases, strict=True))
+    gated = compiled.multiply(x, compiled.pack(weights, biases, gated=True))
+    torch.testing.assert_close(gated, compiled.silu_mul(torch.cat([gate, up], -1)), rtol=8e-3, atol=1e-5)
+
+
+@COMPILED
+def test_a_row_of_a_product_does_not_depend_on_the_rows_beside_it(compiled: kernels.Kernels) -> None:
+    needs_products(compiled)
+    x, weight = noise(100, 576), compiled.pack([noise(96, 576, seed=1)], [None])
+    whole = compiled.multiply(x, weight)
+    for rows in (1, 3, 12, 47):
+        assert torch.equal(compiled.multiply(x[:rows], weight), whole[:rows])
+
+
+@COMPILED
+@pytest.mark.parametrize("native", [False, True])
+def test_products_by_both_libraries(
+    compiled: kernels.Kernels, native: bool, policies: dict[str, Policy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever library this machine would take: the same product."""
+    if native:
+        needs_products(compiled)
+    monkeypatch.setattr(products, "amx", lambda: not native)
+    mlp = policies["llama"].decoder.layers[0].mlp
+    layout = products.Layout(compiled, pack=True)
+    gated, down = layout.gated(mlp.gate_proj, mlp.up_proj), layout.of((mlp.down_proj,))  # type: ignore[arg-type]
+    assert isinstance(gated, products.Native) == isinstance(down, products.Native) == native
+    x, residual = noise(5, 128), noise(5, 128, seed=1)
+    with torch.no_grad():
+        want = residual + mlp(x)  # type: ignore[operator]
+    torch.testing.assert_close(down.onto(gated(x), residual.clone()), want, rtol=0.02, atol=0.02)
+
+
+def needs_products(compiled: kernels.Kernels) -> None:
+    if not compiled.multiplies:
+        pytest.skip("this processor has no AVX512-BF16")
+
+
+def assert_rounded(got: Tensor, want: Tensor, inputs: int) -> None:
+    """Within a rounding to bf16 and what fp32 sums of so many terms lose."""
+    torch.testing.assert_close(got.double(), want, rtol=2**-8, atol=1e-6 * inputs)
 
 
 @COMPILED
@@ -132,7 +200,9 @@ def test_cpu_decoder_gives_what_the_decoder_gives(
     body = CPUDecoder(policy, kernels.load() if compile else None, pack)
     assert (body.kernels is not None) == compile
     caches = [
-        SlotCache(config.num_layers, config.num_kv_heads, config.head_dim, 3, torch.bfloat16, torch.device("cpu"))
+        SlotCache(
+            config.num_layers, config.num_kv_heads, config.head_dim, Budget(3, 1), torch.bfloat16, torch.device("cpu")
+        )
         for _ in range(2)
     ]
     with torch.no_grad():
@@ -192,16 +262,23 @@ def test_compile_on_is_refused_where_it_cannot_be(
         rollout.load("native", folder, dtype="float32", device="cpu", compile="on")
     if not supported(policies["llama"]):
         pytest.skip("this CPU has no bf16 products")
-    monkeypatch.setattr(kernels, "compiler", lambda: None)
-    kernels.load.cache_clear()
+    for module in (kernels, compiler):
+        monkeypatch.setattr(module, "compiler", lambda: None)
+    _forget()
     with pytest.raises(RolloutError, match=r"^rollout.compile=on needs a C\+\+ compiler"):
         rollout.attach("native", policies["llama"], rollout_config("on"))
     assert (
         rollout.attach("native", policies["llama"], rollout_config("auto")).described
         == "without compiled kernels (see rollout.compile)"
     )
-    monkeypatch.setattr(kernels, "compiler", lambda: "/bin/false")
+    for module in (kernels, compiler):
+        monkeypatch.setattr(module, "compiler", lambda: "/bin/false")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(RolloutError, match=r"^rollout.compile: /bin/false failed on decode.cpp"):
         rollout.attach("native", policies["llama"], rollout_config("auto"))
+    _forget()
+
+
+def _forget() -> None:
     kernels.load.cache_clear()
+    compiler.library.cache_clear()

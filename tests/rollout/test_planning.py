@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl.core import GenRequest, SamplingParams
+from verl.engines.rollout.admission import Admission, Budget
 from verl.engines.rollout.base import Limits
 from verl.engines.rollout.cache import SlotCache
 from verl.engines.rollout.prefill import plan_prefill
@@ -18,6 +19,7 @@ from verl.engines.rollout.sequence import Sequence
 
 LIMITS = Limits(vocab_size=100, max_model_len=64, eos_token_ids=(2, 5, 200))
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=24).map(tuple)
+BEGUN = st.builds(lambda head, rest: head + rest, st.sampled_from([(), (3,) * 9, (3,) * 12, (4,) * 10]), TOKENS)
 
 
 def sequence(name: str, tokens: tuple[int, ...]) -> Sequence:
@@ -39,7 +41,8 @@ def test_waiting_serves_everyone_once_within_the_limits(
     served: list[Sequence] = []
     computed = None
     while len(waiting):
-        units = waiting.take(slots, budget, computed)
+        admission = Admission(Budget(slots, 1), [])
+        units = waiting.take(admission, budget, lambda t: 0 if t == computed else len(t))  # noqa: B023
         members = [s for u in units for s in u.members]
         assert 0 < len(members) <= slots
         assert all(s.all_tokens == u.tokens for u in units for s in u.members)
@@ -62,11 +65,19 @@ def test_waiting_puts_preempted_sequences_first_and_removes_by_id() -> None:
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(TOKENS, min_size=1, max_size=8, unique=True), st.lists(st.integers(1, 3), min_size=8, max_size=8))
-def test_prefill_plan_gives_every_prompt_its_own_tokens(prompts: list[tuple[int, ...]], sizes: list[int]) -> None:
-    """Walk the plan as attention does: path of each last token, and what lands in each slot, must be the prompt."""
-    ends = list(accumulate(sizes[: len(prompts)], initial=0))
-    slots = [slice(a, b) for a, b in pairwise(ends)]
+@given(
+    st.lists(BEGUN, min_size=1, max_size=8, unique=True),
+    st.lists(st.tuples(st.integers(1, 3), st.sampled_from([0, 0, 0, 2])), min_size=8, max_size=8),
+)
+def test_prefill_plan_gives_every_prompt_its_own_tokens(
+    prompts: list[tuple[int, ...]], sizes: list[tuple[int, int]]
+) -> None:
+    """Walk the plan as attention does: path of each last token, and what lands in each slot, must be the prompt.
+
+    sizes: slots of each prompt, and how many of others lie behind them.
+    """
+    ends = list(accumulate((n for both in sizes[: len(prompts)] for n in both), initial=0))
+    slots = [slice(a, b) for a, b in pairwise(ends)][::2]
     plan = plan_prefill(prompts, slots)
     assert sum(b.length for b in plan.blocks) == len(plan.token_ids) <= sum(map(len, prompts))
     cache: dict[tuple[int, int], int] = {}
@@ -76,6 +87,7 @@ def test_prefill_plan_gives_every_prompt_its_own_tokens(prompts: list[tuple[int,
                 assert (slot, w.at + i) not in cache, "written once"
                 cache[slot, w.at + i] = plan.token_ids[w.start + i]
                 assert plan.positions[w.start + i] == w.at + i
+    assert {slot for slot, _ in cache} == {slot for s in slots for slot in range(s.start, s.stop)}
     for prompt, where in zip(prompts, slots, strict=True):
         for slot in range(where.start, where.stop):
             assert tuple(cache[slot, i] for i in range(len(prompt))) == prompt
@@ -105,7 +117,7 @@ def test_prefill_plan_shares_a_system_prompt_but_not_across_unlike_prompts() -> 
 
 @pytest.mark.parametrize("steps", [[(1, 3), (2, 3), (2, 70), (9, 100)], [(5, 64), (3, 130), (6, 20)]])
 def test_cache_growth_keeps_what_was_written(steps: list[tuple[int, int]]) -> None:
-    cache = SlotCache(2, 1, 4, max_slots=8, dtype=torch.float32, device=torch.device("cpu"))
+    cache = SlotCache(2, 1, 4, budget=Budget(8, 1), dtype=torch.float32, device=torch.device("cpu"))
     used = (0, 0)
     written: dict[tuple[int, int], float] = {}
     for slots, tokens in steps:

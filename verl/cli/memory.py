@@ -64,7 +64,8 @@ def _role(
         a_token = _activation_bytes(shape, width, cfg.update.activation_checkpointing)
         passing["activations (rough)"] = cfg.update.micro_batch_tokens * a_token / GB
     if cached_tokens:
-        passing["KV cache (at most)"] = cached_tokens * _kv_bytes(shape, width) / GB
+        cache = cached_tokens * _kv_bytes(shape, width) / GB
+        passing["KV cache (at most)"] = min(cache, cfg.rollout.kv_cache_gb or cache) + cfg.rollout.prefix_cache_gb
     return RoleMemory(role, path, n, kept, passing)
 
 

@@ -38,7 +38,19 @@ class RolloutConfig(Section):
     there is one.
     """
     prefill_tokens: int = Field(4096, ge=1)
-    """Prompt tokens computed in one prefill step (native)."""
+    """Prompt tokens computed in one prefill step (native). A longer prompt is computed in chunks of so many, by turns
+    with decoding.
+    """
+    kv_cache_gb: float | None = Field(None, gt=0)
+    """10^9 bytes that keys and values of the running sequences may take (native); null: no limit but `max_sequences`.
+    A sequence starts where it fits; where those that run outgrow it, the youngest wait and go on later, with the same
+    tokens.
+    """
+    prefix_cache_gb: float = Field(0.0, ge=0)
+    """10^9 bytes, beside `kv_cache_gb`, for keys and values of finished sequences (native). A prompt that begins like
+    one of them, as a second turn does, is computed from where they part; those used longest ago make room, and a new
+    version of the weights drops all. 0: none are kept and no memory is taken.
+    """
 
 
 class EvalConfig(Section):

@@ -11,7 +11,9 @@ from torch.utils.checkpoint import checkpoint
 from verl.models.packed import PackedInput
 
 _CHUNK_ELEMENTS = 2**25
-"""Logits held at one time (fp32: 128 MiB)."""
+"""Logits held at one time (bf16: 64 MiB)."""
+_CACHED_ELEMENTS = 2**21
+"""Of these worked on at one time on a CPU, in fp32 (8 MiB)."""
 
 
 class ScoresTokens(Protocol):
@@ -79,22 +81,26 @@ def token_scores(
 
 class _LogProb(torch.autograd.Function):
     """log softmax(z / temperature)[target] of each row's state, its entropy and the sum of its squares, keeping only z
-    and the normaliser for the backward. U states, R rows.
+    and the normaliser for the backward. U states, R rows; rows lie in the order of their states.
     """
 
     @staticmethod
     def forward(
         ctx: Any, z_UV: Tensor, state_R: Tensor, target_R: Tensor, temperature: float, entropy: bool, squares: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        z = z_UV.float() / temperature
-        norm_U = torch.logsumexp(z, dim=-1)
-        logp_R = z[state_R, target_R] - norm_U[state_R]
-        entropy_U = torch.zeros_like(norm_U)
-        if entropy:
-            entropy_U = torch.special.entr(torch.softmax(z, dim=-1)).sum(-1)
-        squares_U = torch.zeros_like(norm_U)
-        if squares:
-            squares_U = (torch.logsumexp(2 * z, dim=-1) - 2 * norm_U).exp()
+        norm_U = torch.empty(len(z_UV), dtype=torch.float32, device=z_UV.device)
+        entropy_U, squares_U = torch.zeros_like(norm_U), torch.zeros_like(norm_U)
+        for some in _blocks(z_UV):
+            z = _tempered(z_UV[some], temperature)
+            top = z.amax(-1, keepdim=True)
+            p = z.sub_(top).exp() if entropy else z.sub_(top).exp_()
+            total = p.sum(-1)
+            norm_U[some] = total.log() + top[:, 0]
+            if entropy:  # H = log(sum) - sum(p z) / sum; where p is 0, z may be -inf
+                entropy_U[some] = total.log() - z.clamp_(min=-1e30).mul_(p).sum(-1) / total
+            if squares:
+                squares_U[some] = p.div_(total[:, None]).square_().sum(-1)
+        logp_R = z_UV[state_R, target_R].float() / temperature - norm_U[state_R]
         ctx.save_for_backward(z_UV, state_R, target_R, norm_U, entropy_U)
         ctx.temperature, ctx.entropy = temperature, entropy
         squares_R = squares_U[state_R]
@@ -104,13 +110,35 @@ class _LogProb(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         z_UV, state_R, target_R, norm_U, entropy_U = ctx.saved_tensors
-        logp = (z_UV.float() / ctx.temperature).sub_(norm_U[:, None]).clamp_(min=-1e30)  # -inf logits: 0 * log 0 = 0
-        p = logp.exp()
-        # d logp[target] / dz = onehot - p;  d entropy / dz = -p (log p + entropy)
-        scale = -torch.zeros_like(norm_U).index_add(0, state_R, grads[0])[:, None]
-        if ctx.entropy:
-            of_entropy_U = torch.zeros_like(norm_U).index_add(0, state_R, grads[1])
-            scale = scale - of_entropy_U[:, None] * (logp + entropy_U[:, None])
-        grad = p.mul_(scale)
-        grad.index_put_((state_R, target_R), grads[0], accumulate=True)
-        return grad.div_(ctx.temperature).to(z_UV.dtype), None, None, None, None, None
+        of_logp_U = torch.zeros_like(norm_U).index_add_(0, state_R, grads[0])[:, None]
+        of_entropy_U = torch.zeros_like(norm_U).index_add_(0, state_R, grads[1])[:, None] if ctx.entropy else None
+        grad_UV = torch.empty_like(z_UV)
+        for some in _blocks(z_UV):
+            logp = _tempered(z_UV[some], ctx.temperature).sub_(norm_U[some, None])
+            # d logp[target] / dz = onehot - p;  d entropy / dz = -p (log p + entropy), 0 where p is
+            if of_entropy_U is None:
+                grad = logp.exp_().mul_(-of_logp_U[some])
+            else:
+                p = logp.exp()
+                rise = logp.clamp_(min=-1e30).add_(entropy_U[some, None]).mul_(of_entropy_U[some])
+                grad = p.mul_(rise.add_(of_logp_U[some]).neg_())
+            first, last = torch.searchsorted(
+                state_R, torch.tensor([some.start, some.stop], device=state_R.device)
+            ).tolist()
+            rows = slice(first, last)
+            grad.index_put_((state_R[rows] - some.start, target_R[rows]), grads[0][rows], accumulate=True)
+            grad_UV[some] = grad if ctx.temperature == 1 else grad.div_(ctx.temperature)
+        return grad_UV, None, None, None, None, None
+
+
+def _tempered(z: Tensor, temperature: float) -> Tensor:
+    """A new fp32 tensor, z / temperature."""
+    z = z.to(torch.float32, copy=True)
+    return z if temperature == 1 else z.div_(temperature)
+
+
+def _blocks(z_UV: Tensor) -> list[slice]:
+    """Rows that are worked on together: on a CPU so few that they stay in its cache from one pass to the next."""
+    rows, vocab = z_UV.shape
+    size = max(1, _CACHED_ELEMENTS // vocab) if z_UV.device.type == "cpu" else max(1, rows)
+    return [slice(i, min(i + size, rows)) for i in range(0, rows, size)]

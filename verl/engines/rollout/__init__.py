@@ -31,6 +31,8 @@ def _native(
     eos_token_ids: tuple[int, ...],
     max_sequences: int = 256,
     prefill_tokens: int = 4096,
+    kv_cache_gb: float | None = None,
+    prefix_cache_gb: float = 0.0,
     max_model_len: int | None = None,
     compile: str = "auto",
 ) -> Engine:
@@ -44,6 +46,8 @@ def _native(
         eos_token_ids,
         max_sequences=max_sequences,
         prefill_tokens=prefill_tokens,
+        kv_cache_gb=kv_cache_gb,
+        prefix_cache_gb=prefix_cache_gb,
         max_model_len=max_model_len,
         compile=compile,
     )
@@ -80,7 +84,8 @@ def load(backend: str, model_path: Any, dtype: str = "bfloat16", device: str = "
     backend: `native` or `hf`.
     model_path: as actor.path in the config, or a loaded Hugging Face causal language model.
     dtype: bfloat16 or float32. device: auto, cpu, cuda.
-    options: max_sequences, max_model_len, prefill_tokens and compile (native), trust_remote_code.
+    options: max_sequences, max_model_len, trust_remote_code; native: prefill_tokens, kv_cache_gb, prefix_cache_gb,
+    compile.
     Raises ConfigError for an unknown backend, RolloutError for an unknown option, ModelError for the path.
     """
     entry = BACKENDS[backend]
@@ -101,7 +106,13 @@ def load(backend: str, model_path: Any, dtype: str = "bfloat16", device: str = "
 def attach(backend: str, policy: Any, cfg: RolloutConfig, **options: Any) -> Engine:
     """An engine on a policy that is being trained: it reads the policy's parameters where they lie, no second copy."""
     entry = BACKENDS[backend]
-    known = {"max_sequences": cfg.max_sequences, "prefill_tokens": cfg.prefill_tokens, "compile": cfg.compile}
+    known = {
+        "max_sequences": cfg.max_sequences,
+        "prefill_tokens": cfg.prefill_tokens,
+        "kv_cache_gb": cfg.kv_cache_gb,
+        "prefix_cache_gb": cfg.prefix_cache_gb,
+        "compile": cfg.compile,
+    }
     options = {k: v for k, v in known.items() if k in _options(backend)} | options
     _check_options(backend, options)
     return entry.fn(policy, policy.source.eos_token_ids, **options)

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from verl.engines.rollout.admission import Budget
+
 _STEP = 64
-"""Slots hold a multiple of this many tokens, so that growth is rare."""
+"""Slots grow by this many tokens at least, so that growth is rare."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +35,12 @@ class SlotCache:
         num_layers: int,
         num_kv_heads: int,
         head_dim: int,
-        max_slots: int,
+        budget: Budget,
         dtype: torch.dtype,
         device: torch.device,
     ):
         self._shape = (num_kv_heads, head_dim)
-        self._max_slots = max_slots
+        self._budget = budget
         self._dtype, self._device = dtype, device
         self.keys: list[Tensor] = [self._empty(0, 0) for _ in range(num_layers)]
         self.values: list[Tensor] = [self._empty(0, 0) for _ in range(num_layers)]
@@ -62,23 +64,30 @@ class SlotCache:
         return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values))
 
     def reserve(self, slots: int, tokens: int, longest: int, used_slots: int, used_tokens: int) -> None:
-        """Room for `slots` x `tokens`, keeping what lies in the first used_slots x used_tokens.
+        """Room for `slots` x `tokens`, which the budget must allow, keeping the first used_slots x used_tokens.
 
-        Both grow by half at least, so that growing is rare, though never beyond max_slots, and not beyond `longest`,
+        Both grow by half at least, so that growing is rare, though not beyond the budget, and not beyond `longest`,
         the most tokens that any sequence here may come to.
         """
         if slots <= self.slots and tokens <= self.tokens:
             return
-        new_slots, new_tokens = self.slots, self.tokens
-        if slots > self.slots:
-            new_slots = max(slots, min(self._max_slots, self.slots * 3 // 2))
-        if tokens > self.tokens:
-            new_tokens = max(tokens, min(longest, max(self.tokens * 3 // 2, tokens + _STEP)))
-            new_tokens += -new_tokens % _STEP
+        new_slots, new_tokens = self._grown(slots, tokens, longest)
         for layers in (self.keys, self.values):
             for i, old in enumerate(layers):
                 layers[i] = self._empty(new_slots, new_tokens)
                 layers[i][:used_slots, :, :used_tokens] = old[:used_slots, :, :used_tokens]
+
+    def _grown(self, slots: int, tokens: int, longest: int) -> tuple[int, int]:
+        new_slots, new_tokens = self.slots, self.tokens
+        if slots > self.slots:
+            new_slots = max(slots, min(self._budget.max_slots, self.slots * 3 // 2))
+        if tokens > self.tokens:
+            new_tokens = max(tokens, min(longest, max(self.tokens * 3 // 2, tokens + _STEP)))
+            new_tokens += -new_tokens % _STEP
+        if self._budget.fits(new_slots, new_tokens):
+            return new_slots, new_tokens
+        # No room for spare slots: these, as long as they can be.
+        return slots, self._budget.tallest(slots, longest)
 
     def move(self, source: list[int], target: list[int], tokens: int) -> None:
         """Copy the first `tokens` tokens of the source slots over the target slots (disjoint lists)."""
@@ -86,6 +95,12 @@ class SlotCache:
             for layer in layers:
                 for s, t in zip(source, target, strict=True):
                     layer[t, :, :tokens] = layer[s, :, :tokens]
+
+    def spread(self, slots: slice, tokens: int) -> None:
+        """Copy the first `tokens` tokens of the first of these slots over the others."""
+        for layers in (self.keys, self.values):
+            for layer in layers:
+                layer[slots.start + 1 : slots.stop, :, :tokens] = layer[slots.start, :, :tokens]
 
     def prefix(self, slot: int, tokens: tuple[int, ...], features: Tensor) -> Prefix:
         """A copy of the first tokens of a slot, for sequences that will start from them later."""

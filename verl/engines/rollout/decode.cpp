@@ -1,4 +1,4 @@
-// Two steps of cached decoding in bf16 that a chain of tensor operations passes over memory too often for: the norm of a
+// Steps of cached decoding in bf16 that a chain of tensor operations passes over memory too often for: the norm of a
 // few rows, and rotary embedding, cache write and attention of one new token a sequence. Sums are in fp32; what the decoder
 // rounds to bf16 between operations is rounded here at the same places. Plain C++ with OpenMP, called through ctypes.
 
@@ -131,7 +131,7 @@ int knows(int64_t dim, int64_t share) { return find(dim, share) != nullptr; }
 
 // x [rows, size] with a row stride, weight [size] -> out [rows, size]: x / sqrt(mean(x^2) + eps) * weight.
 void rms_norm(const bf16* x, int64_t stride, const bf16* weight, bf16* out, int64_t rows, int64_t size, float eps) {
-#pragma omp parallel for if (rows > 64)
+#pragma omp parallel for if (rows * size > 8192)
   for (int64_t r = 0; r < rows; ++r) {
     const bf16* row = x + r * stride;
     float sum = 0;
@@ -215,10 +215,12 @@ void draw(const bf16* logits, const float* temperature, const double* u, int64_t
 }
 
 // qkv [rows, H + 2 KV, hd] in one piece: queries, keys, values, not yet rotated; cos, sin [rows, hd / 2].
-// keys, values [slots, KV, tokens, hd] with strides slot, group, hd: row b lies in slot b. positions [rows]: of the new token.
-// window: tokens seen, 0 for all. Writes the new key and value and out [rows, H hd].
-void attend(const bf16* qkv, const bf16* cos, const bf16* sin, bf16* keys, bf16* values, const int64_t* positions, bf16* out,
-            int64_t rows, int64_t heads, int64_t groups, int64_t dim, int64_t slot, int64_t group, int64_t window) {
+// keys, values [slots, KV, tokens, hd] with strides slot, group, hd. Row b is token positions[b] of slots[b]; its key and
+// value are written there and to the copies[b] - 1 slots behind, and then every row sees its slot up to itself.
+// window: tokens seen, 0 for all. out [rows, H hd].
+void attend(const bf16* qkv, const bf16* cos, const bf16* sin, bf16* keys, bf16* values, const int64_t* slots,
+            const int64_t* copies, const int64_t* positions, bf16* out, int64_t rows, int64_t heads, int64_t groups,
+            int64_t dim, int64_t slot, int64_t group, int64_t window) {
   const int64_t share = heads / groups, width = (heads + 2 * groups) * dim, tasks = rows * groups;
   const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
   const Mix mixer = find(dim, share);
@@ -227,21 +229,32 @@ void attend(const bf16* qkv, const bf16* cos, const bf16* sin, bf16* keys, bf16*
     std::vector<bf16> turned(dim);
     std::vector<float> query(share * dim), scores;
 #pragma omp for schedule(static)
+    for (int64_t b = 0; b < rows; ++b) {
+      const bf16* row = qkv + b * width + heads * dim;
+      for (int64_t g = 0; g < groups; ++g, row += dim) {
+        rotate(row, cos + b * (dim / 2), sin + b * (dim / 2), dim, turned.data());
+        for (int64_t c = 0; c < copies[b]; ++c) {
+          const int64_t at = (slots[b] + c) * slot + g * group + positions[b] * dim;
+          std::memcpy(keys + at, turned.data(), dim * sizeof(bf16));
+          std::memcpy(values + at, row + groups * dim, dim * sizeof(bf16));
+        }
+      }
+    }
+    // By turns in small shares: a prompt's last rows see more than its first.
+#pragma omp for schedule(static, 4)
     for (int64_t task = 0; task < tasks; ++task) {
       const int64_t b = task / groups, g = task % groups, last = positions[b];
       const int64_t first = window > 0 ? std::max<int64_t>(0, last - window + 1) : 0, count = last - first + 1;
       const bf16 *row = qkv + b * width, *c = cos + b * (dim / 2), *s = sin + b * (dim / 2);
-      bf16 *key = keys + b * slot + g * group, *value = values + b * slot + g * group;
-      rotate(row + (heads + g) * dim, c, s, dim, key + last * dim);
-      std::memcpy(value + last * dim, row + (heads + groups + g) * dim, dim * sizeof(bf16));
+      const int64_t begin = slots[b] * slot + g * group + first * dim;
       for (int64_t h = 0; h < share; ++h) {
         rotate(row + (g * share + h) * dim, c, s, dim, turned.data());
         for (int64_t d = 0; d < dim; ++d) query[h * dim + d] = wide(turned[d]) * scale;
       }
       scores.resize(share * count);
       const int64_t after = std::min(task + 1, tasks - 1);
-      const bf16* next = keys + (after / groups) * slot + (after % groups) * group + first * dim;
-      mixer(query.data(), key + first * dim, value + first * dim, next, dim, count, scores.data(),
+      const bf16* next = keys + slots[after / groups] * slot + (after % groups) * group + first * dim;
+      mixer(query.data(), keys + begin, values + begin, next, dim, count, scores.data(),
             out + (b * heads + g * share) * dim);
     }
   }

@@ -2,7 +2,8 @@
 
 A request's life: `submit` checks and queues it; `poll` either prefills waiting prompts into free slots and draws their
 first token, or draws one more token for every running sequence; an end token or the length limit frees its slot, which
-the last running sequence moves into; the Completion leaves with that poll.
+the last running sequence moves into; the Completion leaves with that poll. A long prompt is prefilled in chunks, by
+turns with decoding. Where the cache may not grow any more, the youngest go back to the queue with what they have.
 """
 
 from __future__ import annotations
@@ -16,17 +17,19 @@ from torch import Tensor
 from verl.core import Completion, GenRequest, RolloutError
 from verl.core.protocols import Place
 from verl.engines.rollout import kernels
-from verl.engines.rollout.attend import DecodeAttention, PrefillAttention
+from verl.engines.rollout.admission import Budget
+from verl.engines.rollout.attend import DecodeAttention
 from verl.engines.rollout.base import Engine, Limits, SharedWeights, context_of, positive
-from verl.engines.rollout.cache import Prefix, SlotCache
+from verl.engines.rollout.cache import SlotCache
 from verl.engines.rollout.cpu_decoder import CPUDecoder, supported
-from verl.engines.rollout.prefill import plan_prefill
+from verl.engines.rollout.prefiller import Prefiller
+from verl.engines.rollout.prefix_cache import PrefixCache
 from verl.engines.rollout.sampling import Draw, sample, sample_whole
-from verl.engines.rollout.scheduler import Unit, Waiting
+from verl.engines.rollout.scheduler import Filling, Unit, Waiting
 from verl.engines.rollout.sequence import Sequence as Running
-from verl.models.attention import PackedAttention
+from verl.engines.rollout.slots import Slots
+from verl.engines.rollout.stats import Stats
 from verl.models.decoder import Decoder
-from verl.models.plan import Plan
 from verl.models.policy import Policy
 
 _BURST = 8
@@ -38,7 +41,10 @@ _LOGITS = 6 << 20
 class NativeEngine(SharedWeights, Engine):
     """RolloutEngine on a native Policy. Up to `max_sequences` decode together; more wait, and none is lost.
 
-    prefill_tokens: prompt tokens computed in one step (a longer prompt goes alone).
+    prefill_tokens: prompt tokens computed in one step (a longer prompt goes alone, in chunks of so many).
+    kv_cache_gb: 10^9 bytes that the slots may take; None: no limit but max_sequences. While they grow, one layer more.
+    prefix_cache_gb: 10^9 bytes, beside these, for keys of finished sequences: a request that begins like one of them
+    (a second turn) starts from them. They last as long as the weights.
     max_model_len: longest prompt and response together; None: the model's own limit.
     compile: "on", "off" or "auto": the kernels of cached decoding (CPU, bf16), auto where there is a compiler.
     """
@@ -50,6 +56,8 @@ class NativeEngine(SharedWeights, Engine):
         *,
         max_sequences: int = 256,
         prefill_tokens: int = 4096,
+        kv_cache_gb: float | None = None,
+        prefix_cache_gb: float = 0.0,
         max_model_len: int | None = None,
         compile: str = "auto",
         version: int = 0,
@@ -59,15 +67,20 @@ class NativeEngine(SharedWeights, Engine):
         self.version = version
         context = context_of(config.max_positions, max_model_len)
         self.limits = Limits(config.vocab_size, context, tuple(eos_token_ids))
-        self._max_sequences = positive("max_sequences", max_sequences)
         self._prefill_tokens = positive("prefill_tokens", prefill_tokens)
         weight = next(policy.parameters())
         self._device = weight.device
         heads = (config.num_kv_heads, config.head_dim)
-        self._cache = SlotCache(config.num_layers, *heads, max_sequences, weight.dtype, weight.device)
+        token_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * weight.element_size()
+        self._budget = Budget.of(positive("max_sequences", max_sequences), token_bytes, kv_cache_gb)
+        self._cache = SlotCache(config.num_layers, *heads, self._budget, weight.dtype, weight.device)
+        self._slots = Slots(self._cache, self._budget)
         self._waiting = Waiting()
-        self._running: list[Running] = []
-        self._prefix: Prefix | None = None
+        self._arrivals = 0
+        self._fill_next = True
+        self.stats = Stats()
+        self._prefixes = PrefixCache(self._cache, token_bytes, prefix_cache_gb)
+        self._prefiller = Prefiller(self._cache, self._prefixes, config.window, self._device, self.stats)
         self._fast = self._fast_decoder(compile)
         self._packed: CPUDecoder | None = None
 
@@ -90,42 +103,51 @@ class NativeEngine(SharedWeights, Engine):
 
     @property
     def pending(self) -> int:
-        return len(self._waiting) + len(self._running)
+        filling = self._slots.filling
+        return len(self._waiting) + len(self._slots.running) + (len(filling.unit.members) if filling else 0)
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes that the KV cache holds now."""
+        """Bytes that the slots hold now."""
         return self._cache.num_bytes
 
+    @property
+    def prefix_bytes(self) -> int:
+        """Bytes that the prefix cache holds now."""
+        return self._prefixes.num_bytes
+
     def submit(self, requests: Sequence[GenRequest]) -> None:
-        present = (s.request.id for s in (*self._waiting, *self._running))
-        self._admit(requests, present)
-        self._waiting.add(Running.of(r, self.limits) for r in requests)
+        filling = self._slots.filling
+        here = (*self._waiting, *self._slots.running, *(filling.unit.members if filling else ()))
+        self._admit(requests, (s.request.id for s in here))
+        new = [Running.of(r, self.limits, self._arrivals + i) for i, r in enumerate(requests)]
+        for sequence in new:
+            self._budget.check(sequence)
+        self._arrivals += len(new)
+        self._waiting.add(new)
 
     @torch.no_grad()
     def poll(self) -> list[Completion]:
-        free = self._max_sequences - len(self._running)
-        computed = self._prefix.tokens if self._prefix else None
-        units = self._waiting.take(free, self._prefill_tokens, computed)
         try:
-            done = self._prefill(units) if units else self._decode() if self._running else []
+            done = self._step()
             if not self.pending:
                 self._packed = None
             return done
         except BaseException:
             # No request is lost, and keys of a diverged model do not stay behind a mask: 0 x NaN is NaN.
-            self._preempt()
-            self._cache.release()
+            self._release()
             raise
 
     def abort(self, request_ids: Iterable[str]) -> list[Completion]:
         ids = set(request_ids)
+        slots = self._slots
+        if slots.filling and any(s.request.id in ids for s in slots.filling.unit.members):
+            self._waiting.add_front(slots.drop_filling())
         gone = self._waiting.remove(ids)
-        slots = [i for i, s in enumerate(self._running) if s.request.id in ids]
-        gone += [self._running[i] for i in slots]
-        self._free(slots)
-        if self._prefix is not None and self._prefix.tokens not in self._waiting:
-            self._prefix = None
+        left = [i for i, s in enumerate(slots.running) if s.request.id in ids]
+        gone += [slots.running[i] for i in left]
+        slots.free(left)
+        self._prefiller.forget(self._waiting)
         return [s.completion("abort") for s in gone]
 
     def commit(self, version: int) -> None:
@@ -135,68 +157,80 @@ class NativeEngine(SharedWeights, Engine):
 
     def place(self, where: Place) -> None:
         if where != "device":
-            self._preempt()
-            self._cache.release()
+            self._release()
+
+    def _release(self) -> None:
+        """Give the caches back."""
+        self._preempt()
+        self._cache.release()
+        self._prefixes.release()
 
     def _preempt(self) -> None:
         """Forget every key and value; running sequences go to the front of the queue with the tokens they have."""
         self._packed = None
-        self._waiting.add_front(self._running)
-        self._running = []
-        self._prefix = None
+        self._waiting.add_front(self._slots.clear())
+        self._prefiller.forget()
+        self._prefixes.clear()
+
+    def _step(self) -> list[Completion]:
+        """A prefill where anyone may join, or else one more token of everyone; a long prompt's chunks in between."""
+        slots, cost = self._slots, self._prefiller.cost
+        if slots.filling is None:
+            units = self._waiting.take(slots.admission(), self._prefill_tokens, cost)
+            if units and cost(units[0].tokens) <= self._prefill_tokens:
+                return self._prefill(units)
+            if units:
+                slots.filling = Filling(units[0], 0)
+        if slots.filling and (self._fill_next or not slots.running):
+            self._fill_next = False
+            return self._fill(slots.filling)
+        self._fill_next = True
+        return self._decode() if slots.running else []
+
+    def _fill(self, filling: Filling) -> list[Completion]:
+        """One chunk of a long prompt; after the last, its members run."""
+        slot, tokens = len(self._slots.running), filling.unit.tokens
+        self._slots.reserve(self._slots.used)
+        if filling.at == 0:
+            filling.at = self._prefiller.start(tokens, slice(slot, slot + 1))
+        some = tokens[filling.at : filling.at + self._prefill_tokens]
+        features_1F = self._prefiller.chunk(self._body(), some, slot, filling.at)
+        filling.at += len(some)
+        return self._enter(filling.unit, features_1F) if filling.at == len(tokens) else []
+
+    def _enter(self, unit: Unit, features_1F: Tensor) -> list[Completion]:
+        """Members of a filled prompt, as many as there is room for, start to run, the first in the prompt's slot."""
+        slots, first = self._slots, len(self._slots.running)
+        size = 1 + slots.fitting(len(unit.members) - 1)
+        slots.reserve(slots.used, more=size - 1)
+        slots.filling = None
+        slots.running += unit.members[:size]
+        self._waiting.add_front(unit.members[size:])
+        self._cache.spread(slice(first, first + size), len(unit.tokens))
+        self._prefiller.keep(unit.tokens, unit.tokens in self._waiting, first, features_1F[0])
+        return self._advance(features_1F, [0] * size, first)
 
     def _prefill(self, units: list[Unit]) -> list[Completion]:
         """Compute the units' prompts in one packed forward, fan them out to their members' slots, draw first tokens."""
-        first = len(self._running)
-        members = [s for u in units for s in u.members]
-        self._running += members
-        self._reserve(max(len(u.tokens) for u in units), first)
+        first = len(self._slots.running)
+        self._slots.running += [s for u in units for s in u.members]
+        self._slots.reserve(first)
         ends = torch.tensor([first, *(len(u.members) for u in units)]).cumsum(0).tolist()
         slots = [slice(a, b) for a, b in pairwise(ends)]
-        features_UF = self._features(units, slots)
-        self._keep_prefix(units[-1], slots[-1].start, features_UF[-1])
+        features_UF = self._prefiller.units(self._body(), units, slots)
         unit_of = [i for i, u in enumerate(units) for _ in u.members]
         return self._advance(features_UF, unit_of, first)
 
-    def _features(self, units: list[Unit], slots: list[slice]) -> Tensor:
-        """[U, F] features of each unit's last token, its keys and values written to its slots."""
-        rows: dict[int, Tensor] = {}
-        new = []
-        for i, unit in enumerate(units):
-            if self._prefix is not None and unit.tokens == self._prefix.tokens:
-                self._cache.start_from(self._prefix, slots[i])
-                rows[i] = self._prefix.features
-            else:
-                new.append(i)
-        if new:
-            features = self._forward([units[i].tokens for i in new], [slots[i] for i in new])
-            rows.update(zip(new, features, strict=True))
-        return torch.stack([rows[i] for i in range(len(units))])
-
-    def _forward(self, prompts: list[tuple[int, ...]], slots: list[slice]) -> Tensor:
-        """[U, F] features of the last token of each prompt, computed in one packed forward."""
-        plan = plan_prefill(prompts, slots)
-        inner = PackedAttention(Plan.of(plan.blocks, self._device), self.policy.decoder.config.window)
-        hidden = self._body()(
-            torch.tensor(plan.token_ids, device=self._device),
-            torch.tensor(plan.positions, device=self._device),
-            PrefillAttention(inner, self._cache, plan.writes),
-        )
-        return hidden[torch.tensor(plan.last, device=self._device)]
-
-    def _keep_prefix(self, last: Unit, slot: int, features: Tensor) -> None:
-        """Only the last unit of a prefill can have members left over: they will start from a copy of its keys."""
-        if not last.more:
-            self._prefix = None
-        elif self._prefix is None or self._prefix.tokens != last.tokens:
-            self._prefix = self._cache.prefix(slot, last.tokens, features.clone())
-
     def _decode(self) -> list[Completion]:
-        """One token for every running sequence."""
-        lengths = [s.length for s in self._running]
-        self._reserve(max(lengths), len(lengths))
+        """One token for every running sequence; the youngest leave first where the cache cannot take it."""
+        slots = self._slots
+        gone = slots.make_room()
+        self.stats.preemptions += len(gone)
+        self._waiting.add_front(gone)
+        slots.reserve(slots.used)
+        lengths = [s.length for s in slots.running]
         positions_B = torch.tensor(lengths, device=self._device) - 1
-        tokens_B = torch.tensor([s.tokens[-1] for s in self._running], device=self._device)
+        tokens_B = torch.tensor([s.tokens[-1] for s in slots.running], device=self._device)
         attend = DecodeAttention(self._cache, positions_B, max(lengths), self.policy.decoder.config.window)
         hidden_BF = self._body()(tokens_B, positions_B, attend)
         return self._advance(hidden_BF, list(range(len(lengths))), 0)
@@ -205,19 +239,18 @@ class NativeEngine(SharedWeights, Engine):
         """What decodes: packed weights where enough tokens are to come for it to pay."""
         if self._fast is None:
             return self.policy.decoder
-        if self._packed is None and max(s.room - len(s.tokens) for s in self._running) > _BURST:
+        if self._packed is None and self._to_come() > _BURST:
             self._packed = CPUDecoder(self.policy, self._fast.kernels, pack=True)
         return self._packed or self._fast
 
-    def _reserve(self, tokens: int, used_slots: int) -> None:
-        longest = max(s.longest for s in self._running)
-        # The token drawn last has no keys yet: it is the input of the step that asks.
-        used_tokens = max((s.length - 1 for s in self._running[:used_slots]), default=0)
-        self._cache.reserve(len(self._running), tokens, longest, used_slots, used_tokens)
+    def _to_come(self) -> int:
+        """Most tokens that any sequence here may still get."""
+        filling = self._slots.filling
+        return max(s.room - len(s.tokens) for s in (*self._slots.running, *(filling.unit.members if filling else ())))
 
     def _advance(self, features: Tensor, row_of: list[int], first: int) -> list[Completion]:
         """Draw one token for each running sequence from slot `first` on, and let those that are done leave."""
-        sequences = self._running[first:]
+        sequences = self._slots.running[first:]
         tokens, logprobs = self._sample(features, row_of, [s.draw() for s in sequences])
         done, slots = [], []
         for i, (s, token, logprob) in enumerate(zip(sequences, tokens, logprobs, strict=True)):
@@ -225,7 +258,9 @@ class NativeEngine(SharedWeights, Engine):
             if finish is not None:
                 done.append(s.completion(finish))
                 slots.append(first + i)
-        self._free(slots)
+                # The token drawn last has no keys.
+                self._prefixes.keep(s.all_tokens[:-1], first + i)
+        self._slots.free(slots)
         return done
 
     def _sample(self, features: Tensor, row_of: list[int], draws: list[Draw]) -> tuple[list[int], list[float]]:
@@ -247,15 +282,3 @@ class NativeEngine(SharedWeights, Engine):
         if compiled is not None and logits.dtype == torch.bfloat16 and all(d.whole for d in draws):
             return sample_whole(logits, draws, compiled)
         return sample(logits, draws)
-
-    def _free(self, slots: list[int]) -> None:
-        """Let go of these slots; sequences at the end move into the holes, so that the running ones stay in front."""
-        count = len(self._running) - len(slots)
-        gone = set(slots)
-        holes = [i for i in slots if i < count]
-        movers = [i for i in range(count, len(self._running)) if i not in gone]
-        if movers:
-            self._cache.move(movers, holes, max(self._running[i].length for i in movers))
-        for hole, mover in zip(holes, movers, strict=True):
-            self._running[hole] = self._running[mover]
-        del self._running[count:]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from verl.models.plan import Block
 
@@ -23,21 +23,40 @@ class Write:
 
 
 @dataclass(frozen=True)
+class Part:
+    """Packed tokens [start, stop) go on from the first `at` tokens that this slot holds already."""
+
+    start: int
+    stop: int
+    slot: int
+    at: int
+
+
+@dataclass(frozen=True)
 class PrefillPlan:
-    """token_ids, positions [P] and blocks of the packed input; where its keys go; where each prompt's last token is."""
+    """token_ids, positions [P] of the packed input: blocks first, then parts; where its keys go; where each prompt's
+    last token is, in the order in which they were added."""
 
     token_ids: list[int]
     positions: list[int]
     blocks: list[Block]
     writes: list[Write]
     last: list[int]
+    parts: list[Part] = field(default_factory=list)
+
+    def add_part(self, tokens: Tokens, slots: slice, at: int) -> None:
+        """Tokens that follow the `at` ones which each of the slots holds, the same in all."""
+        start = len(self.token_ids)
+        _add_tokens(self, tokens, slots, at)
+        self.parts.append(Part(start, len(self.token_ids), slots.start, at))
+        self.last.append(len(self.token_ids) - 1)
 
 
 def plan_prefill(prompts: Sequence[Tokens], slots: Sequence[slice]) -> PrefillPlan:
-    """Pack prompts; slots[i] are the cache slots that prompt i fills. Slots of neighbours must be neighbours."""
+    """Pack prompts; slots[i] are the cache slots that prompt i fills, in rising order. Others may lie in between."""
     plan = PrefillPlan([], [], [], [], [])
     first = 0
-    for size, shared in _blocks(prompts):
+    for size, shared in _blocks(prompts, slots):
         _add_block(plan, prompts[first : first + size], slots[first : first + size], shared)
         first += size
     return plan
@@ -61,15 +80,17 @@ def _add_tokens(plan: PrefillPlan, tokens: Tokens, slots: slice, at: int) -> Non
     plan.writes.append(Write(start, start + len(tokens), slots, at))
 
 
-def _blocks(prompts: Sequence[Tokens]) -> list[tuple[int, int]]:
+def _blocks(prompts: Sequence[Tokens], slots: Sequence[slice]) -> list[tuple[int, int]]:
     """(number of prompts, tokens they share) of runs of neighbours; a prompt joins a run where that saves more."""
     runs: list[tuple[int, int]] = []
     head: Tokens = ()
-    for prompt in prompts:
+    for i, prompt in enumerate(prompts):
         size, shared = runs[-1] if runs else (0, 0)
         # A prompt keeps its last token to itself: its features are the ones the first draw needs.
         common = min(_common(head[:shared], prompt), len(prompt) - 1, len(head) - 1)
-        if common >= _WORTH and size * common >= (size - 1) * shared:
+        # What a run shares is written to its slots in one go, so there must be no other's between them.
+        joined = i > 0 and slots[i - 1].stop == slots[i].start
+        if joined and common >= _WORTH and size * common >= (size - 1) * shared:
             runs[-1] = (size + 1, common)
         else:
             runs.append((1, len(prompt)))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from verl.engines.rollout.admission import Admission
 from verl.engines.rollout.sequence import Sequence
 
 Tokens = tuple[int, ...]
@@ -18,6 +19,14 @@ class Unit:
     tokens: Tokens
     members: tuple[Sequence, ...]
     more: bool
+
+
+@dataclass
+class Filling:
+    """A unit whose prompt is computed in chunks, in the slot behind the running ones; `at` tokens are there."""
+
+    unit: Unit
+    at: int
 
 
 class Waiting:
@@ -37,7 +46,7 @@ class Waiting:
         for queue in self._queues.values():
             yield from queue
 
-    def __contains__(self, tokens: Tokens) -> bool:
+    def __contains__(self, tokens: object) -> bool:
         """Whether a sequence that starts from these tokens waits."""
         return tokens in self._queues
 
@@ -60,21 +69,25 @@ class Waiting:
         self.add(kept)
         return gone
 
-    def take(self, slots: int, budget: int, computed: Tokens | None) -> list[Unit]:
-        """Units for up to `slots` sequences and `budget` prefill tokens. One unit may exceed it, or it would never run.
+    def take(self, slots: Admission, budget: int, cost_of: Callable[[Tokens], int]) -> list[Unit]:
+        """Units of sequences that `slots` admits, up to `budget` prefill tokens. The first unit may exceed it, or it
+        would never run.
 
-        Tokens equal to `computed` are already in a cache and cost nothing.
+        cost_of: tokens that a prefill must compute; those already in a cache cost nothing.
         """
         units: list[Unit] = []
         for tokens in list(self._queues):
-            cost = 0 if tokens == computed else len(tokens)
-            if slots == 0 or (cost > budget and units):
+            cost = cost_of(tokens)
+            if cost > budget and units:
                 break
             queue = self._queues[tokens]
-            members = tuple(queue.popleft() for _ in range(min(slots, len(queue))))
-            units.append(Unit(tokens, members, more=bool(queue)))
-            slots -= len(members)
+            members = []
+            while queue and slots.admit(queue[0]):
+                members.append(queue.popleft())
+            if members:
+                units.append(Unit(tokens, tuple(members), more=bool(queue)))
+            if queue:
+                break
             budget -= cost
-            if not queue:
-                del self._queues[tokens]
+            del self._queues[tokens]
         return units

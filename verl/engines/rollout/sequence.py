@@ -12,18 +12,22 @@ from verl.engines.rollout.sampling import Draw
 
 @dataclass(eq=False)
 class Sequence:
-    """A request and what was drawn for it so far. `ends` finish it with `stop`, `room` tokens with `length`."""
+    """A request and what was drawn for it so far. `ends` finish it with `stop`, `room` tokens with `length`.
+
+    arrival: its number among all that the engine was given.
+    """
 
     request: GenRequest
     ends: tuple[int, ...]
     room: int
+    arrival: int = 0
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
 
     @classmethod
-    def of(cls, request: GenRequest, limits: Limits) -> Sequence:
-        return cls(request, limits.ends(request.params), limits.room(request))
+    def of(cls, request: GenRequest, limits: Limits, arrival: int = 0) -> Sequence:
+        return cls(request, limits.ends(request.params), limits.room(request), arrival)
 
     @property
     def length(self) -> int:
