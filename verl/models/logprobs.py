@@ -88,7 +88,7 @@ class _LogProb(torch.autograd.Function):
     def forward(
         ctx: Any, z_UV: Tensor, state_R: Tensor, target_R: Tensor, temperature: float, entropy: bool, squares: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        norm_U = torch.empty(len(z_UV), dtype=torch.float32, device=z_UV.device)
+        norm_U = torch.empty(len(z_UV), dtype=_kind(z_UV), device=z_UV.device)
         entropy_U, squares_U = torch.zeros_like(norm_U), torch.zeros_like(norm_U)
         for some in _blocks(z_UV):
             z = _tempered(z_UV[some], temperature)
@@ -100,7 +100,7 @@ class _LogProb(torch.autograd.Function):
                 entropy_U[some] = total.log() - z.clamp_(min=-1e30).mul_(p).sum(-1) / total
             if squares:
                 squares_U[some] = p.div_(total[:, None]).square_().sum(-1)
-        logp_R = z_UV[state_R, target_R].float() / temperature - norm_U[state_R]
+        logp_R = z_UV[state_R, target_R].to(norm_U.dtype) / temperature - norm_U[state_R]
         ctx.save_for_backward(z_UV, state_R, target_R, norm_U, entropy_U)
         ctx.temperature, ctx.entropy = temperature, entropy
         squares_R = squares_U[state_R]
@@ -132,9 +132,13 @@ class _LogProb(torch.autograd.Function):
 
 
 def _tempered(z: Tensor, temperature: float) -> Tensor:
-    """A new fp32 tensor, z / temperature."""
-    z = z.to(torch.float32, copy=True)
+    """A new tensor in fp32 at least, z / temperature."""
+    z = z.to(_kind(z), copy=True)
     return z if temperature == 1 else z.div_(temperature)
+
+
+def _kind(z: Tensor) -> torch.dtype:
+    return torch.promote_types(z.dtype, torch.float32)
 
 
 def _blocks(z_UV: Tensor) -> list[slice]:
