@@ -281,4 +281,4 @@ def test_compile_on_is_refused_where_it_cannot_be(
 
 def _forget() -> None:
     kernels.load.cache_clear()
-    compiler.library.cache_clear()
+    compiler.compiled.cache_clear()

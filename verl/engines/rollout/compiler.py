@@ -26,7 +26,7 @@ def compiler() -> str | None:
 
 
 @cache
-def library() -> ctypes.CDLL:
+def compiled() -> ctypes.CDLL:
     """The compiled sources, compiled now (seconds) if this machine has not done so yet. RolloutError where it fails."""
     cxx = compiler()
     if cxx is None:

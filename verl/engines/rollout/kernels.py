@@ -10,7 +10,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from verl.engines.rollout.compiler import compiler, library
+from verl.engines.rollout.compiler import compiled, compiler
 
 __all__ = ["Kernels", "Packed", "Places", "compiler", "load"]
 _WIDE, _HALF = 32, 16
@@ -147,4 +147,4 @@ def _joined(biases: Sequence[Tensor | None], gated: bool) -> Tensor | None:
 @cache
 def load() -> Kernels:
     """The kernels, compiled if need be. RolloutError where that fails."""
-    return Kernels(library())
+    return Kernels(compiled())
