@@ -24,19 +24,10 @@ class RolloutWorker:
         self.engine, self.tokenizer, self.seed = engine, tokenizer, seed
 
     def sample(
-        self,
-        prompts: Sequence[Prompt],
-        n: int,
-        params: SamplingParams,
-        stream: str,
-        step: int,
-        *,
-        first_group: int = 0,
-        greedy: bool = False,
+        self, prompts: Sequence[Prompt], n: int, params: SamplingParams, stream: str, step: int
     ) -> list[Trajectory]:
         """All of `as_finished`, prompt-major."""
-        finished = self.as_finished(prompts, n, params, stream, step, first_group=first_group, greedy=greedy)
-        rows = dict(done for some in finished for done in some)
+        rows = dict(done for some in self.as_finished(prompts, n, params, stream, step) for done in some)
         return [t for place in range(len(prompts)) for t in rows[place]]
 
     def as_finished(

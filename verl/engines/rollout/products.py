@@ -96,7 +96,7 @@ class Layout:
     def gated(self, gate: nn.Linear, up: nn.Linear) -> Product:
         """silu(gate) * up."""
         weights, biases = [gate.weight.detach(), up.weight.detach()], _biases([gate, up])
-        if self._native(weights) and len(gate.weight) % 16 == 0:
+        if self._native(weights):
             return Native(self.kernels, self.kernels.pack(weights, biases, gated=True))  # type: ignore[union-attr,arg-type]
         if not self.pack or self.kernels is None:
             ready = [_reordered(w) for w in weights] if self.pack else weights
