@@ -53,3 +53,21 @@ def test_a_run_limits_the_products_that_are_kept_unless_the_user_did(
         monkeypatch.setenv(name, set_before)
     built = build(tiny_run.config(tmp_path), RunConsole())
     assert os.environ[name] == want and any(isinstance(h, TrimHook) for h in built.trainer.hooks)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc")
+@pytest.mark.parametrize(("threshold", "faults"), [("", (0, 100)), ("100000", (1000, 10**9))])
+def test_memory_that_was_freed_is_not_faulted_in_again_unless_the_user_set_the_allocator(
+    threshold: str, faults: tuple[int, int]
+) -> None:
+    code = (
+        "import resource, torch\nfrom verl.utils import heap\nheap.settle()\n"
+        "for _ in range(3):\n"
+        "    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "    x = [torch.ones(300_000) for _ in range(40)]; del x\n"  # 1.2 MB each: below a large page
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)"
+    )
+    env = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
+    env |= {"MALLOC_TRIM_THRESHOLD_": threshold} if threshold else {}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
+    assert faults[0] <= int(done.stdout) <= faults[1], done.stdout

@@ -9,6 +9,7 @@ from verl.config.run import RunConfig
 from verl.core.errors import ModelError
 from verl.models.config import DecoderConfig
 from verl.models.source import resolve
+from verl.trainer.build import pick_device
 
 GB = 1e9
 
@@ -62,7 +63,7 @@ def _role(
         if width < 4:
             kept["masters (fp32)"] = 4 * n / GB
         a_token = _activation_bytes(shape, width, cfg.update.activation_checkpointing)
-        passing["activations (rough)"] = cfg.update.micro_batch_tokens * a_token / GB
+        passing["activations (rough)"] = cfg.update.tokens_at_once(pick_device(cfg)) * a_token / GB
     if cached_tokens:
         cache = cached_tokens * _kv_bytes(shape, width) / GB
         passing["KV cache (at most)"] = min(cache, cfg.rollout.kv_cache_gb or cache) + cfg.rollout.prefix_cache_gb

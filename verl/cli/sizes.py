@@ -43,7 +43,7 @@ def step_rows(cfg: RunConfig, counts: Counts) -> list[Row]:
     members = f"{least * n} to {(least + 1) * n}" if more else str(least * n)
     updates = cfg.update.epochs * parts
     longest, steps = counts.longest_prompt + cfg.rollout.max_response_tokens, counts.steps_per_episode
-    sequences = max(1, cfg.update.micro_batch_tokens // longest)
+    at_once = cfg.update.tokens_at_once(pick_device(cfg))
     return [
         ("prompts to train on", f"{counts.train:,}", "data.dataset, data.size"),
         ("prompts to evaluate on", f"{counts.eval:,}", "data.eval_size"),
@@ -54,8 +54,8 @@ def step_rows(cfg: RunConfig, counts: Counts) -> list[Row]:
         ("prompts in a mini-batch", groups, "prompts a step / mini-batches"),
         ("samples in a mini-batch", members, "x samples a prompt"),
         ("longest sequence, tokens", f"{longest:,}", "longest prompt here + rollout.max_response_tokens"),
-        ("micro-batch, tokens at most", f"{cfg.update.micro_batch_tokens:,}", "update.micro_batch_tokens"),
-        ("micro-batch, longest sequences in it", f"{sequences:,}", "at the greatest length"),
+        ("micro-batch, tokens at most", f"{at_once:,}", "update.micro_batch_tokens"),
+        ("micro-batch, longest sequences in it", f"{max(1, at_once // longest):,}", "at the greatest length"),
         ("tokens a step, at most", f"{samples * longest:,}", "samples a step x longest sequence"),
         ("optimizer steps a step", f"{updates:,}", "update.epochs x mini-batches"),
         ("steps an episode", f"{steps:,}", "prompts / prompts a step, trainer.max_steps_per_episode"),

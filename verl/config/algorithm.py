@@ -110,11 +110,17 @@ class UpdateConfig(Section):
     """Passes over the samples of a step."""
     mini_batches: int = Field(1, ge=1)
     """Optimizer steps a pass; groups of one prompt stay together."""
-    micro_batch_tokens: int = Field(8192, ge=1)
-    """Most tokens in one forward and backward. Changes memory and speed, never the gradient."""
+    micro_batch_tokens: int | None = Field(None, ge=1)
+    """Most tokens in one forward and backward: null is 2,048 on a CPU, which is as fast as more, and 8,192 on a GPU.
+    Changes memory and speed, never the gradient.
+    """
     activation_checkpointing: bool = False
     """Keep only what each layer reads, and compute the layer once more in the backward pass: less memory for long
     micro-batches, about a third more arithmetic. Same gradients. Actor and critic.
     """
     share_prompt: bool = True
     """Compute what prompts and samples begin with in common once. Same gradients, to rounding (native models)."""
+
+    def tokens_at_once(self, device: str) -> int:
+        """micro_batch_tokens on a device."""
+        return self.micro_batch_tokens or (2048 if device == "cpu" else 8192)

@@ -38,7 +38,7 @@ from verl.trainer.reward import RewardScorer
 from verl.trainer.source import OnDemandSource
 from verl.trainer.trim import TrimHook
 from verl.utils.console import RunConsole
-from verl.utils.heap import limit_products
+from verl.utils.heap import settle
 from verl.utils.tracking.tracker import Tracker
 from verl.weights.publisher import InProcessPublisher
 from verl.workers.actor import ActorWorker
@@ -100,7 +100,8 @@ def build(cfg: RunConfig, console: RunConsole, functions: Sequence[tuple[RewardF
 
     The output folder is left as it was until everything that may fail has been read, loaded and accepted.
     """
-    limit_products()
+    if pick_device(cfg) == "cpu":
+        settle()
     inputs = read_inputs(cfg, functions)
     folder = RunFolder(cfg.trainer.output_dir)
     if not cfg.trainer.resume:

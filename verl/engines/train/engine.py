@@ -57,7 +57,7 @@ class EmbeddedTrainEngine:
         head_params: int = 0,
     ):
         self.module, self.forward, self.device, self.name = module, forward, device, name
-        self.max_tokens = update.micro_batch_tokens
+        self.max_tokens = update.tokens_at_once(device)
         self.share_prompt = update.share_prompt and share_prompt
         module.requires_grad_(optim is not None)
         self.optimizer = MasterAdamW(module, optim, total_steps) if optim is not None else None
