@@ -33,10 +33,10 @@ def test_resident_memory_after_step_5_stays(tmp_path: Path, algorithm: str) -> N
 
 @pytest.mark.slow
 def test_a_leak_is_seen(tmp_path: Path) -> None:
-    """A reward function that keeps a megabyte a call."""
+    """A reward function that keeps 4 MB a call: less would fit into what the process keeps of freed memory."""
     (tmp_path / "leak.py").write_text(
-        "kept = []\ndef leak(prompts, responses):\n    kept.append(bytearray(b'1') * 2**20)\n"
+        "kept = []\ndef leak(prompts, responses):\n    kept.append(bytearray(b'1') * 2**22)\n"
         "    return [0.0] * len(responses)\n"
     )
     code, seen = growth(tmp_path, "grpo", "--set", f"reward.functions=[{{path: '{tmp_path}/leak.py:leak'}}]")
-    assert code == 1 and 0.02 < seen["growth"] < 0.2, seen
+    assert code == 1 and 0.02 < seen["growth"] < 0.5, seen

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from verl.algos.algorithm import Algorithm
 from verl.config.run import RunConfig
 from verl.core.errors import ModelError
+from verl.engines.train.micro_batches import tokens_at_once
 from verl.models.config import DecoderConfig
 from verl.models.source import resolve
 from verl.trainer.build import pick_device
@@ -63,7 +64,7 @@ def _role(
         if width < 4:
             kept["masters (fp32)"] = 4 * n / GB
         a_token = _activation_bytes(shape, width, cfg.update.activation_checkpointing)
-        passing["activations (rough)"] = cfg.update.tokens_at_once(pick_device(cfg)) * a_token / GB
+        passing["activations (rough)"] = tokens_at_once(cfg.update, pick_device(cfg)) * a_token / GB
     if cached_tokens:
         cache = cached_tokens * _kv_bytes(shape, width) / GB
         passing["KV cache (at most)"] = min(cache, cfg.rollout.kv_cache_gb or cache) + cfg.rollout.prefix_cache_gb

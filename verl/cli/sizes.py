@@ -12,6 +12,7 @@ from rich.table import Table
 
 from verl.cli.memory import RoleMemory, estimate, peak_gb
 from verl.config.run import RunConfig
+from verl.engines.train.micro_batches import tokens_at_once
 from verl.trainer.build import Inputs, pick_device, read_inputs
 from verl.utils.monitoring import memory_total
 
@@ -43,7 +44,7 @@ def step_rows(cfg: RunConfig, counts: Counts) -> list[Row]:
     members = f"{least * n} to {(least + 1) * n}" if more else str(least * n)
     updates = cfg.update.epochs * parts
     longest, steps = counts.longest_prompt + cfg.rollout.max_response_tokens, counts.steps_per_episode
-    at_once = cfg.update.tokens_at_once(pick_device(cfg))
+    at_once = tokens_at_once(cfg.update, pick_device(cfg))
     return [
         ("prompts to train on", f"{counts.train:,}", "data.dataset, data.size"),
         ("prompts to evaluate on", f"{counts.eval:,}", "data.eval_size"),

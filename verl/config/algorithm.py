@@ -120,7 +120,3 @@ class UpdateConfig(Section):
     """
     share_prompt: bool = True
     """Compute what prompts and samples begin with in common once. Same gradients, to rounding (native models)."""
-
-    def tokens_at_once(self, device: str) -> int:
-        """micro_batch_tokens on a device."""
-        return self.micro_batch_tokens or (2048 if device == "cpu" else 8192)

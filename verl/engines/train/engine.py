@@ -15,7 +15,7 @@ from verl.config.models import OptimConfig
 from verl.core.batch import Batch
 from verl.core.metrics import Metrics
 from verl.core.protocols import Place
-from verl.engines.train.micro_batches import split
+from verl.engines.train.micro_batches import split, tokens_at_once
 from verl.engines.train.optimizer import MasterAdamW
 from verl.models.packed import PackedInput
 from verl.utils.flops import model_flops
@@ -57,7 +57,7 @@ class EmbeddedTrainEngine:
         head_params: int = 0,
     ):
         self.module, self.forward, self.device, self.name = module, forward, device, name
-        self.max_tokens = update.tokens_at_once(device)
+        self.max_tokens = tokens_at_once(update, device)
         self.share_prompt = update.share_prompt and share_prompt
         module.requires_grad_(optim is not None)
         self.optimizer = MasterAdamW(module, optim, total_steps) if optim is not None else None

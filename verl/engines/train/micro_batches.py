@@ -6,8 +6,14 @@ from collections.abc import Hashable
 
 import torch
 
+from verl.config.algorithm import UpdateConfig
 from verl.core.batch import Batch
 from verl.data.packing import plan_micro_batches
+
+
+def tokens_at_once(update: UpdateConfig, device: str) -> int:
+    """Most tokens of a micro-batch on a device: update.micro_batch_tokens, or what suits the device."""
+    return update.micro_batch_tokens or (2048 if device == "cpu" else 8192)
 
 
 def split(batch: Batch, max_tokens: int, share_prompt: bool) -> list[list[int]]:
