@@ -12,10 +12,11 @@ from verl.algos.algorithm import Algorithm
 from verl.algos.presets import preset_values
 from verl.algos.segments import Segments
 from verl.config import RunConfig, resolve
+from verl.config.algorithm import UpdateConfig
 from verl.config.models import ModelConfig, OptimConfig
 from verl.core.batch import Batch, cumulative
 from verl.engines.train.engine import EmbeddedTrainEngine, Outputs
-from verl.engines.train.micro_batches import split
+from verl.engines.train.micro_batches import split, tokens_at_once
 from verl.engines.train.schedule import lr_at
 from verl.models.load import load_policy
 from verl.models.logprobs import token_logprobs
@@ -107,6 +108,11 @@ def test_micro_batches_hold_every_sequence_once(limit: int, share: bool) -> None
     if not share:
         for part in cut:
             assert len(part) == 1 or int(batch.lengths[part].sum()) <= limit
+
+
+def test_the_budget_of_a_micro_batch_is_the_users_or_the_devices() -> None:
+    given, own = UpdateConfig(micro_batch_tokens=5), UpdateConfig()
+    assert [tokens_at_once(u, d) for u in (given, own) for d in ("cpu", "cuda")] == [5, 5, 2048, 8192]
 
 
 def test_micro_batches_count_at_least_what_is_packed() -> None:
