@@ -171,12 +171,14 @@ def test_an_interrupt_while_rewards_are_waited_for() -> None:
         time.sleep(0.4)
         return digits(prompts, responses)
 
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     timer = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT))
     timer.start()
     start = time.perf_counter()
     with pytest.raises(KeyboardInterrupt):
         step(collector(SlowEngine(), True, slow))
     timer.join()
+    signal.signal(signal.SIGINT, before)
     assert not left_over() and len(calls) == 1 and time.perf_counter() - start < 2.0
 
 
