@@ -10,8 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 from verl.models.packed import PackedInput
 
-_CHUNK_ELEMENTS = 2**25
-"""Logits held at one time (bf16: 64 MiB)."""
+_CHUNK_ELEMENTS = 2**26
+"""Logits held at one time (bf16: 128 MiB)."""
 _CACHED_ELEMENTS = 2**21
 """Of these worked on at one time on a CPU, in fp32 (8 MiB)."""
 

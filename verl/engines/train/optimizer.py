@@ -12,6 +12,9 @@ from verl.config.models import OptimConfig
 from verl.core.errors import CheckpointError
 from verl.engines.train.schedule import lr_at
 
+_PIECE = 2**19
+"""Elements of a gradient that are added at one time."""
+
 
 class MasterAdamW:
     """Decoupled weight decay (arXiv:1711.05101, algorithm 2).
@@ -102,8 +105,11 @@ class MasterAdamW:
 def _into(master: Tensor) -> Any:
     @torch.no_grad()
     def add(p: Tensor) -> None:
-        assert master.grad is not None
-        master.grad.add_(p.grad)  # type: ignore[arg-type]
+        assert master.grad is not None and p.grad is not None
+        into, new = (g.view(-1) if g.is_contiguous() else g for g in (master.grad, p.grad))
+        # Torch makes an fp32 copy of the bf16 side first; that of a piece stays in the cache.
+        for some, part in zip(into.split(_PIECE), new.split(_PIECE), strict=True):
+            some.add_(part)
         p.grad = None
 
     return add
