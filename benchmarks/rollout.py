@@ -8,7 +8,7 @@
 fixed: every side draws exactly `response_tokens` tokens a sequence from prompts of `prompt_tokens` random tokens.
 ragged: 128 chat questions; a response ends where the model ends it, after 16 to 512 tokens. Each side draws its own
 responses, so sides are compared by their own tokens a second; the mean length is printed.
-Sides, all at temperature 1 on the same weights with the same number of threads:
+Sides, all at temperature 1 on the same weights with the same number of threads (memory settled as in training):
   native, hf     verl's engines with their default settings (they return log-probs too)
   generate       transformers' own; ragged: static batches of 32 in the order given, padded on the left
   generate_all   the same, all requests in one batch; the ratio is to the better of the two
@@ -42,6 +42,9 @@ def main() -> None:
     args = _arguments()
     import torch
 
+    from verl.utils import heap
+
+    heap.settle()  # as training does; the sides in this process have it alike
     policy = _policy(args)
     device = next(policy.parameters()).device.type
     works = [_work(args, policy, count) for count in args.sequences]

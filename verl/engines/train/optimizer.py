@@ -106,10 +106,12 @@ def _into(master: Tensor) -> Any:
     @torch.no_grad()
     def add(p: Tensor) -> None:
         assert master.grad is not None and p.grad is not None
-        into, new = (g.view(-1) if g.is_contiguous() else g for g in (master.grad, p.grad))
-        # Torch makes an fp32 copy of the bf16 side first; that of a piece stays in the cache.
-        for some, part in zip(into.split(_PIECE), new.split(_PIECE), strict=True):
-            some.add_(part)
+        if master.grad.is_contiguous() and p.grad.is_contiguous():
+            # Torch makes an fp32 copy of the bf16 side first; that of a piece stays in the cache.
+            for some, new in zip(master.grad.view(-1).split(_PIECE), p.grad.view(-1).split(_PIECE), strict=True):
+                some.add_(new)
+        else:
+            master.grad.add_(p.grad)
         p.grad = None
 
     return add
