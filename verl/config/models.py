@@ -41,6 +41,10 @@ class ModelConfig(Section):
     """Dtype of weights in forward, backward and generation. Optimizer masters are always fp32."""
     fp32_head: bool = False
     """Compute logits in fp32 whatever the dtype, in training and in generation (native models)."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """Kernels between the matrix products of training and scoring, made by this machine's C++ compiler (seconds, once;
+    native models, CPU, bfloat16). `auto`: where there is a compiler. Same numbers to rounding.
+    """
     trust_remote_code: bool = False
     """Run Python code that comes with a model. Off unless you trust its author."""
 

@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from verl.models.fused import FusedAttention
+from verl.models.kernels import Kernels
 from verl.models.plan import Bucket, Plan
+from verl.models.ragged import Ragged
 
 _SHORT = 192
 
@@ -26,16 +29,20 @@ class PackedAttention:
     """Causal attention within the blocks of a plan; `window(layer)` as in `DecoderConfig`.
 
     On a GPU no fused kernel takes both a mask and grouped heads: torch would make the [G, H, Lq, Lk] scores. So keys of
-    masked problems are repeated there.
+    masked problems are repeated there. With `kernels` (a CPU in bf16) nothing is padded, copied or cast.
     """
 
-    def __init__(self, plan: Plan, window: Callable[[int], int | None]):
+    def __init__(self, plan: Plan, window: Callable[[int], int | None], kernels: Kernels | None = None):
         self.plan = plan
         self.window = window
+        self.kernels = kernels
         self._masks: dict[int | None, list[Tensor | None]] = {}
+        self._problems: dict[int | None, Ragged] = {}
 
     def __call__(self, layer: int, q_PHd: Tensor, k_PKd: Tensor, v_PKd: Tensor) -> Tensor:
         heads, dim = q_PHd.shape[1:]
+        if self.kernels is not None and dim % 16 == 0:
+            return FusedAttention.apply(q_PHd, k_PKd, v_PKd, self._problems_of(self.window(layer)), self.kernels)
         inputs = {q_PHd.dtype: (q_PHd, k_PKd, v_PKd)}
         outs = []
         for bucket, mask in zip(self.plan.buckets, self._masks_of(self.window(layer)), strict=True):
@@ -49,6 +56,12 @@ class PackedAttention:
             out = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
             outs.append(out.transpose(1, 2).reshape(-1, heads * dim).to(q_PHd.dtype))
         return torch.cat(outs).index_select(0, self.plan.place).view(-1, heads, dim)
+
+    def _problems_of(self, window: int | None) -> Ragged:
+        """Made once for all layers of one window."""
+        if window not in self._problems:
+            self._problems[window] = Ragged.of(self.plan.units, window)
+        return self._problems[window]
 
     def _masks_of(self, window: int | None) -> list[Tensor | None]:
         """Per bucket: [G, 1, Lq, Lk] or None; made once for all layers of one window."""

@@ -8,6 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 from verl.models.attention import Attend
 from verl.models.config import DecoderConfig
+from verl.models.kernels import Kernels
 from verl.models.ops import rms_norm, rotate, silu_mul
 from verl.models.rope import Rotary
 
@@ -18,10 +19,11 @@ class RMSNorm(nn.Module):
     def __init__(self, size: int, eps: float, dtype: torch.dtype, device: torch.device | str):
         super().__init__()
         self.eps = eps
+        self.kernels: Kernels | None = None
         self.weight = nn.Parameter(torch.empty(size, dtype=dtype, device=device))
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps)
+        return rms_norm(x, self.weight, self.eps, self.kernels)
 
 
 class Attention(nn.Module):
@@ -39,6 +41,7 @@ class Attention(nn.Module):
             self.q_norm = RMSNorm(c.head_dim, c.rms_eps, dtype, device)
             self.k_norm = RMSNorm(c.head_dim, c.rms_eps, dtype, device)
         self.qk_norm = c.qk_norm
+        self.kernels: Kernels | None = None
 
     def forward(self, x_PD: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         q = self.q_proj(x_PD).unflatten(-1, (-1, self.head_dim))
@@ -46,7 +49,7 @@ class Attention(nn.Module):
         v = self.v_proj(x_PD).unflatten(-1, (-1, self.head_dim))
         if self.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
-        out = attend(self.layer, rotate(q, cos, sin), rotate(k, cos, sin), v)
+        out = attend(self.layer, rotate(q, cos, sin, self.kernels), rotate(k, cos, sin, self.kernels), v)
         return self.o_proj(out.flatten(-2))
 
 
@@ -58,9 +61,10 @@ class MLP(nn.Module):
         self.gate_proj = nn.Linear(c.hidden_size, c.intermediate_size, bias=c.mlp_bias, dtype=dtype, device=device)
         self.up_proj = nn.Linear(c.hidden_size, c.intermediate_size, bias=c.mlp_bias, dtype=dtype, device=device)
         self.down_proj = nn.Linear(c.intermediate_size, c.hidden_size, bias=c.mlp_bias, dtype=dtype, device=device)
+        self.kernels: Kernels | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(silu_mul(self.gate_proj(x), self.up_proj(x)))
+        return self.down_proj(silu_mul(self.gate_proj(x), self.up_proj(x), self.kernels))
 
 
 class Layer(nn.Module):
@@ -90,6 +94,13 @@ class Decoder(nn.Module):
         self.rotary = Rotary(config.rope)
         self.recompute = False
         """Whether a layer's activations are computed once more in backward, rather than kept."""
+        self.kernels: Kernels | None = None
+
+    def use(self, kernels: Kernels | None) -> None:
+        """Compute with these between the products (a CPU in bf16), or with torch's."""
+        for module in self.modules():
+            if isinstance(module, RMSNorm | Attention | MLP | Decoder):
+                module.kernels = kernels
 
     def forward(self, token_ids: Tensor, position_ids: Tensor, attend: Attend) -> Tensor:
         """token_ids [P], position_ids [P] -> hidden states [P, D] after the final norm."""

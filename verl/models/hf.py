@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from verl.models.kernels import Kernels
 from verl.models.packed import PackedInput
 from verl.models.recompute import recompute_layers
 from verl.models.source import ModelSource
@@ -21,6 +22,7 @@ class TransformersPolicy(nn.Module):
 
     implementation = "transformers"
     shares_prompt = False
+    kernels: Kernels | None = None
 
     def __init__(self, module: Any, source: ModelSource):
         super().__init__()

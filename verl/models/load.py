@@ -15,6 +15,7 @@ from verl.models.decoder import Decoder
 from verl.models.fill import fill
 from verl.models.hf import TransformersPolicy
 from verl.models.hf_load import hf_module
+from verl.models.kernels import chosen
 from verl.models.policy import AnyPolicy, Policy
 from verl.models.reward_model import RewardModel
 from verl.models.source import LoadedSource, ModelSource, resolve
@@ -33,6 +34,7 @@ def load_policy(path: ModelPath, cfg: ModelConfig, device: torch.device | str = 
         return TransformersPolicy(hf_module(source, "AutoModelForCausalLM", dtype, device), source)
     policy = Policy(config, source, dtype, fp32_head=cfg.fp32_head).to_empty(device=device)
     fill(policy, source.tensors(), source.name, ignore=r"lm_head\.weight" if config.tied else None)
+    policy.decoder.use(chosen(cfg.compile, dtype, device))
     return policy
 
 
@@ -49,7 +51,9 @@ def load_value_model(
     if has_head:
         _require_one_label(source)
     if config is not None:
-        model = ValueModel(Decoder(config, dtype), config.hidden_size, source, "meta").to_empty(device=device)
+        decoder = Decoder(config, dtype)
+        decoder.use(chosen(cfg.compile, dtype, device))
+        model = ValueModel(decoder, config.hidden_size, source, "meta").to_empty(device=device)
         nn.init.zeros_(model.score.weight)
         ignore = r"lm_head\.weight|score\.bias" if not has_head else None
         fill(model, source.tensors(), source.name, ignore, optional=() if has_head else ("score.weight",))

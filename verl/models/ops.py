@@ -1,4 +1,7 @@
-"""Elementwise steps of the decoder, with backwards that pass over memory fewer times than autograd's own on a CPU."""
+"""Elementwise steps of the decoder, with backwards that pass over memory fewer times than autograd's own on a CPU.
+
+`kernels`: compiled ones, which pass over it once.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +11,30 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from verl.models.fused import FusedGate, FusedNorm, FusedRotate
+from verl.models.kernels import Kernels
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, kernels: Kernels | None = None) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last axis; statistics in fp32 at least."""
+    if kernels is not None:
+        return FusedNorm.apply(x, weight, eps, kernels)
     if x.device.type != "cpu":
         return F.rms_norm(x, weight.shape, weight, eps)
     return _RMSNorm.apply(x, weight, eps)
 
 
-def rotate(x_PHd: Tensor, cos_P1e: Tensor, sin_P1e: Tensor) -> Tensor:
+def rotate(x_PHd: Tensor, cos_P1e: Tensor, sin_P1e: Tensor, kernels: Kernels | None = None) -> Tensor:
     """Rotary embedding: element i is paired with element i + d/2, as in Hugging Face checkpoints."""
+    if kernels is not None:
+        return FusedRotate.apply(x_PHd, cos_P1e, sin_P1e, kernels)
     return _Rotate.apply(x_PHd, cos_P1e, sin_P1e)
 
 
-def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
+def silu_mul(gate: Tensor, up: Tensor, kernels: Kernels | None = None) -> Tensor:
     """silu(gate) * up; writes into `gate` where no gradient is asked for."""
+    if kernels is not None:
+        return FusedGate.apply(gate, up, kernels) if torch.is_grad_enabled() else kernels.gate(gate, up, out=gate)
     if torch.is_grad_enabled():
         return F.silu(gate) * up
     return F.silu(gate, inplace=True).mul_(up)

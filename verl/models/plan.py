@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
 import torch
@@ -58,42 +59,12 @@ class Bucket:
         """[G, Lq, Lk] bool, which key a query sees; None where plain causal order is exact."""
         if self.causal and (window is None or window >= self.query.shape[1]):
             return None
-        ahead = self.query_pos[:, :, None] - self.key_pos[:, None, :]
-        node = self.query_branch[:, :, None]
-        seen = (ahead >= 0) & (self.key_branch[:, None, :] <= node) & (node < self.key_end[:, None, :])
-        return seen if window is None else seen & (ahead < window)
+        return _seen(self, window)
 
 
 @dataclass(frozen=True)
-class Plan:
-    """buckets: all attention problems. place [P]: where a token's output lies among the flat queries of the buckets."""
-
-    buckets: tuple[Bucket, ...]
-    place: Tensor
-
-    @staticmethod
-    def of(blocks: Sequence[Block], device: torch.device | str = "cpu") -> Plan:
-        """Plan for blocks that cover the packed tokens 0, 1, ... without gap or overlap."""
-        groups = _group([unit for block in blocks for unit in _units(block)])
-        place = torch.empty(sum(b.length for b in blocks), dtype=torch.int64)
-        offset = 0
-        for group in groups:
-            width = max(len(u.query) for u in group)
-            for unit in group:
-                place[unit.query] = torch.arange(offset, offset + len(unit.query))
-                offset += width
-        return Plan(tuple(_bucket(group, device) for group in groups), place.to(device))
-
-    @staticmethod
-    def sequences(lengths: Sequence[int], device: torch.device | str = "cpu") -> Plan:
-        """Plan for plain sequences that lie one after the other."""
-        starts = list(accumulate(lengths, initial=0))
-        return Plan.of([Block(start, length) for start, length in zip(starts, lengths, strict=False)], device)
-
-
-@dataclass(frozen=True)
-class _Unit:
-    """One attention problem: packed indices, positions and nodes of its queries and keys."""
+class Unit:
+    """One attention problem: packed indices, positions and nodes of its queries [Lq] and keys [Lk], as in `Bucket`."""
 
     query: Tensor
     key: Tensor
@@ -104,8 +75,61 @@ class _Unit:
     key_end: Tensor
     causal: bool
 
+    def allowed(self, window: int | None) -> Tensor | None:
+        """[Lq, Lk] bool, which key a query sees; None where plain causal order is exact."""
+        if self.causal and (window is None or window >= len(self.query)):
+            return None
+        return _seen(self, window)
 
-def _units(block: Block) -> list[_Unit]:
+
+def _seen(p: Bucket | Unit, window: int | None) -> Tensor:
+    ahead = p.query_pos[..., :, None] - p.key_pos[..., None, :]
+    node = p.query_branch[..., :, None]
+    seen = (ahead >= 0) & (p.key_branch[..., None, :] <= node) & (node < p.key_end[..., None, :])
+    return seen if window is None else seen & (ahead < window)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """units: all attention problems, on the host; every token is a query of one of them. device: of the model."""
+
+    units: tuple[Unit, ...]
+    device: torch.device | str = "cpu"
+
+    @staticmethod
+    def of(blocks: Sequence[Block], device: torch.device | str = "cpu") -> Plan:
+        """Plan for blocks that cover the packed tokens 0, 1, ... without gap or overlap."""
+        return Plan(tuple(unit for block in blocks for unit in _units(block)), device)
+
+    @staticmethod
+    def sequences(lengths: Sequence[int], device: torch.device | str = "cpu") -> Plan:
+        """Plan for plain sequences that lie one after the other."""
+        starts = list(accumulate(lengths, initial=0))
+        return Plan.of([Block(start, length) for start, length in zip(starts, lengths, strict=False)], device)
+
+    @cached_property
+    def _groups(self) -> list[list[Unit]]:
+        return _group(self.units)
+
+    @cached_property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """The problems by similar length, on the device."""
+        return tuple(_bucket(group, self.device) for group in self._groups)
+
+    @cached_property
+    def place(self) -> Tensor:
+        """[P]: where a token's output lies among the flat queries of the buckets."""
+        place = torch.empty(sum(len(u.query) for u in self.units), dtype=torch.int64)
+        offset = 0
+        for group in self._groups:
+            width = max(len(u.query) for u in group)
+            for unit in group:
+                place[unit.query] = torch.arange(offset, offset + len(unit.query))
+                offset += width
+        return place.to(self.device)
+
+
+def _units(block: Block) -> list[Unit]:
     """A tree cut into attention problems: a node with all below it as one square over its keys and those above, or
     (where that costs too much) the node alone and each tree below it apart."""
     tree = _Tree.of(block)
@@ -121,7 +145,7 @@ def _units(block: Block) -> list[_Unit]:
         mine = index[tree.begin[number] : tree.begin[stop]]
         keys = torch.cat([*(index[tree.begin[a] : tree.begin[a + 1]] for a in tree.above(number)), mine])
         causal = number == 0 and stop == 1
-        unit = _Unit(
+        unit = Unit(
             block.start + mine, block.start + keys, pos[mine], pos[keys], node[mine], node[keys], end[keys], causal
         )
         if len(mine):
@@ -172,9 +196,9 @@ class _Tree:
         return whole
 
 
-def _group(units: list[_Unit]) -> list[list[_Unit]]:
+def _group(units: Sequence[Unit]) -> list[list[Unit]]:
     """Units of one kind and of similar length, longest first."""
-    groups: list[list[_Unit]] = []
+    groups: list[list[Unit]] = []
     for unit in sorted(units, key=lambda u: (u.causal, len(u.key), len(u.query)), reverse=True):
         top = groups[-1][0] if groups else None
         if (
@@ -194,7 +218,7 @@ def _close(a: Tensor, b: Tensor) -> bool:
     return short >= _FILL * long or long - short <= 8
 
 
-def _bucket(group: list[_Unit], device: torch.device | str) -> Bucket:
+def _bucket(group: list[Unit], device: torch.device | str) -> Bucket:
     def pad(tensors: list[Tensor], fill: int = 0) -> Tensor:
         return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=fill).to(device)
 

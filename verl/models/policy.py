@@ -11,6 +11,7 @@ from verl.models.attention import PackedAttention
 from verl.models.config import DecoderConfig
 from verl.models.decoder import Decoder
 from verl.models.hf import TransformersPolicy
+from verl.models.kernels import Kernels
 from verl.models.packed import PackedInput
 from verl.models.source import ModelSource
 
@@ -46,6 +47,10 @@ class Policy(nn.Module):
         """The output matrix [V, D]."""
         return self.model.embed_tokens.weight if self.model.config.tied else self.lm_head.weight
 
+    @property
+    def kernels(self) -> Kernels | None:
+        return self.model.kernels
+
     def recompute_layers(self) -> None:
         """From now on, keep only the inputs of layers for backward."""
         self.model.recompute = True
@@ -72,4 +77,4 @@ def hidden_states(decoder: Decoder, packed: PackedInput) -> Tensor:
             f"a sequence of {packed.longest} tokens is beyond the {limit} up to which {decoder.config.rope.kind} "
             "rotary scaling is constant; lower data.max_prompt_tokens or rollout.max_response_tokens"
         )
-    return decoder(packed.token_ids, packed.position_ids, PackedAttention(packed.plan, decoder.config.window))
+    return decoder(packed.token_ids, packed.position_ids, PackedAttention(packed.plan, decoder.config.window, decoder.kernels))

@@ -6,13 +6,15 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from verl.engines.rollout.compiler import compiled, compiler
+from verl.models.compiler import compiled, compiler
 
-__all__ = ["Kernels", "Packed", "Places", "compiler", "load"]
+__all__ = ["Kernels", "Packed", "Places", "compiler", "library", "load"]
+_SOURCES = tuple(Path(__file__).with_name(name) for name in ("decode.cpp", "product.cpp", "layers.cpp"))
 _WIDE, _HALF = 32, 16
 _I, _P = ctypes.c_int64, ctypes.c_void_p
 
@@ -144,7 +146,12 @@ def _joined(biases: Sequence[Tensor | None], gated: bool) -> Tensor | None:
     return torch.cat(known)
 
 
+def library() -> ctypes.CDLL:
+    """The compiled sources. ConfigError where they cannot be compiled."""
+    return compiled("decode", _SOURCES, "rollout.compile")
+
+
 @cache
 def load() -> Kernels:
-    """The kernels, compiled if need be. RolloutError where that fails."""
-    return Kernels(compiled())
+    """The kernels, compiled if need be. ConfigError where that fails."""
+    return Kernels(library())

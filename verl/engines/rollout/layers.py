@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verl.engines.rollout.compiler import compiled
-from verl.engines.rollout.kernels import Packed, Places
+from verl.engines.rollout.kernels import Packed, Places, library
 from verl.models.config import DecoderConfig
 
 _WEIGHTS = ("norm", "qkv", "qkv_bias", "q_norm", "k_norm", "out", "out_bias", "mlp_norm", "gated", "gated_bias", "down")
@@ -35,7 +34,7 @@ class Layers:
         sizes = (c.num_layers, 0, c.hidden_size, c.intermediate_size, c.num_heads, c.num_kv_heads, c.head_dim)
         self._shape = _Shape(*sizes, c.rms_eps)
         self._held: list[Any] = []
-        self._run = compiled().layers
+        self._run = library().layers
         self._run.argtypes, self._run.restype = [ctypes.c_void_p] * 12, None
 
     def add(self, layer: Any, qkv: Packed, out: Packed, gated: Packed, down: Packed) -> None:

@@ -1,4 +1,4 @@
-"""The C++ sources of this folder, compiled once a machine by its own compiler."""
+"""C++ sources of this package, compiled once a machine by its own compiler."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-from verl.core import RolloutError
+from verl.core.errors import ConfigError
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("decode.cpp", "product.cpp", "layers.cpp"))
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-fopenmp")
 _WIDE = "-mprefer-vector-width=512"
 
@@ -26,25 +25,30 @@ def compiler() -> str | None:
 
 
 @cache
-def compiled() -> ctypes.CDLL:
-    """The compiled sources, compiled now (seconds) if this machine has not done so yet. RolloutError where it fails."""
+def compiled(name: str, sources: tuple[Path, ...], option: str) -> ctypes.CDLL:
+    """The compiled sources, compiled now (seconds) if this machine has not done so yet.
+
+    name: of the file they become. option: the config path that says whether they are used; ConfigError names it where
+    there is no compiler, or it fails.
+    """
     cxx = compiler()
     if cxx is None:
-        raise RolloutError("rollout.compile=on needs a C++ compiler (g++ or clang++); install one, or set auto or off")
+        raise ConfigError(f"{option}=on needs a C++ compiler (g++ or clang++); install one, or set auto or off")
     runtime = _openmp()
     flags = [*FLAGS, *([_WIDE] if platform.machine() == "x86_64" and "clang" not in cxx else [])]
-    text = [source.read_bytes() for source in SOURCES]
+    units = [source for source in sources if source.suffix == ".cpp"]
+    text = [source.read_bytes() for source in sources]
     key = hashlib.sha256(repr((text, flags, cxx, runtime, _cpu())).encode()).hexdigest()[:16]
-    file = _folder() / f"decode-{key}.so"
+    file = _folder() / f"{name}-{key}.so"
     if not file.is_file():
         draft = file.with_suffix(f".{os.getpid()}.tmp")
         # Linked to the OpenMP that torch uses: a second one would fight it for the cores.
-        command = [cxx, *flags, *map(str, SOURCES), "-o", str(draft), *([runtime] if runtime else [])]
+        command = [cxx, *flags, *map(str, units), "-o", str(draft), *([runtime] if runtime else [])]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0:
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            names = " and ".join(source.name for source in SOURCES)
-            raise RolloutError(f"rollout.compile: {cxx} failed on {names} ({last[:200]}); set rollout.compile=off")
+            names = " and ".join(source.name for source in units)
+            raise ConfigError(f"{option}: {cxx} failed on {names} ({last[:200]}); set {option}=off")
         draft.replace(file)
     return ctypes.CDLL(str(file))
 
