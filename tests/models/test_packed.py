@@ -14,6 +14,7 @@ from tests.models.helpers import FP32, batch_of, ragged_batch, rows_of
 from tests.tiny import make_model
 from verl.models import logprobs as logprobs_module
 from verl.models.attention import PackedAttention
+from verl.models.kernels import Kernels
 from verl.models.load import load_policy
 from verl.models.logprobs import token_logprobs
 from verl.models.packed import PackedInput
@@ -229,6 +230,8 @@ def test_a_batch_without_rows_gives_zeros(tmp_path: Path) -> None:
 
 class Table:
     """A policy that is a table of logits, for log-probs alone."""
+
+    kernels: Kernels | None = None
 
     def __init__(self, table: Tensor):
         self.table = table

@@ -12,15 +12,16 @@ from torch import Tensor
 from tests.tiny import make_model
 from verl.config.models import ModelConfig
 from verl.config.rollout import RolloutConfig
-from verl.core import RolloutError, SamplingParams
+from verl.core import ConfigError, RolloutError, SamplingParams
 from verl.core.batch import Batch, cumulative
 from verl.engines import rollout
-from verl.engines.rollout import compiler, kernels, products
+from verl.engines.rollout import kernels, products
 from verl.engines.rollout.admission import Budget
 from verl.engines.rollout.attend import DecodeAttention
 from verl.engines.rollout.cache import SlotCache
 from verl.engines.rollout.cpu_decoder import CPUDecoder, supported
 from verl.engines.rollout.sampling import Draw, sample, sample_whole
+from verl.models import compiler
 from verl.models.load import load_policy
 from verl.models.ops import rotate
 from verl.models.packed import PackedInput
@@ -265,7 +266,7 @@ def test_compile_on_is_refused_where_it_cannot_be(
     for module in (kernels, compiler):
         monkeypatch.setattr(module, "compiler", lambda: None)
     _forget()
-    with pytest.raises(RolloutError, match=r"^rollout.compile=on needs a C\+\+ compiler"):
+    with pytest.raises(ConfigError, match=r"^rollout.compile=on needs a C\+\+ compiler"):
         rollout.attach("native", policies["llama"], rollout_config("on"))
     assert (
         rollout.attach("native", policies["llama"], rollout_config("auto")).described
@@ -274,7 +275,7 @@ def test_compile_on_is_refused_where_it_cannot_be(
     for module in (kernels, compiler):
         monkeypatch.setattr(module, "compiler", lambda: "/bin/false")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(RolloutError, match=r"^rollout.compile: /bin/false failed on decode.cpp"):
+    with pytest.raises(ConfigError, match=r"^rollout.compile: /bin/false failed on decode.cpp"):
         rollout.attach("native", policies["llama"], rollout_config("auto"))
     _forget()
 

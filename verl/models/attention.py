@@ -41,7 +41,7 @@ class PackedAttention:
 
     def __call__(self, layer: int, q_PHd: Tensor, k_PKd: Tensor, v_PKd: Tensor) -> Tensor:
         heads, dim = q_PHd.shape[1:]
-        if self.kernels is not None and dim % 16 == 0:
+        if self.kernels is not None and self.kernels.takes(q_PHd, k_PKd, v_PKd) and dim % 16 == 0:
             return FusedAttention.apply(q_PHd, k_PKd, v_PKd, self._problems_of(self.window(layer)), self.kernels)
         inputs = {q_PHd.dtype: (q_PHd, k_PKd, v_PKd)}
         outs = []

@@ -1,4 +1,4 @@
-"""The C++ kernels of training on a CPU in bf16, called through ctypes. What calls them with autograd is in `fused.py`."""
+"""The C++ kernels of training on a CPU in bf16, called through ctypes; `fused.py` tells autograd of them."""
 
 from __future__ import annotations
 
@@ -40,13 +40,17 @@ class _Problems(ctypes.Structure):
 
 
 class Kernels:
-    """The compiled functions, on contiguous CPU tensors in bf16."""
+    """The compiled functions, on contiguous tensors that `takes` is true of."""
 
     def __init__(self, library: ctypes.CDLL):
         for name, arguments in _SIGNATURES.items():
             function = getattr(library, name)
             function.argtypes, function.restype = arguments, None
         self._c = library
+
+    def takes(self, *tensors: Tensor) -> bool:
+        """Whether these are bf16 on the CPU: a module may have been moved since it was loaded."""
+        return all(x.dtype == torch.bfloat16 and x.device.type == "cpu" for x in tensors)
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """x [..., D] / sqrt(mean(x^2) + eps) * weight, and 1 / sqrt(mean(x^2) + eps) [rows] fp32."""
@@ -77,6 +81,7 @@ class Kernels:
     def turn(self, x: Tensor, cos: Tensor, sin: Tensor, sign: float) -> Tensor:
         """x [P, H, hd] rotated by the angles cos, sin [P, 1, hd / 2], the second times `sign`."""
         rows, heads, dim = x.shape
+        assert cos.is_contiguous() and sin.is_contiguous() and cos.numel() == sin.numel() == rows * (dim // 2)
         out = torch.empty_like(x)
         self._c.turn(*map(_at, (x, cos, sin, out)), rows, heads, dim, sign)
         return out
@@ -106,6 +111,7 @@ class Kernels:
 
     def law(self, z: Tensor, temperature: float, entropy: bool, squares: bool) -> Law:
         """z [U, V]: logits."""
+        assert z.is_contiguous()
         norm, more = torch.empty(len(z)), [torch.empty(len(z)) if asked else None for asked in (entropy, squares)]
         self._c.law_forward(_at(z), *z.shape, temperature, _at(norm), *(None if x is None else _at(x) for x in more))
         return Law(norm, *more)
@@ -123,16 +129,18 @@ class Kernels:
         """
         out = torch.empty_like(z)
         of_row, target, begin = rows
-        entropy = None if of_entropy is None or law.entropy is None else _at(law.entropy)
-        more = (entropy, _at(of_row), None if of_entropy is None else _at(of_entropy), _at(target), _at(begin), _at(out))
-        self._c.law_backward(_at(z), *z.shape, temperature, _at(law.norm), *more)
+        entropies = (None, None) if of_entropy is None else (law.entropy, of_entropy)
+        entropy, slope = (None if x is None else _at(x) for x in entropies)
+        more = (_at(law.norm), entropy, _at(of_row), slope, _at(target), _at(begin), _at(out))
+        self._c.law_backward(_at(z), *z.shape, temperature, *more)
         return out
 
 
 def _problems(p: Ragged, q: Tensor, k: Tensor, v: Tensor) -> _Problems:
     assert all(x.stride()[1:] == (x.shape[2], 1) for x in (q, k, v)) and q.is_contiguous()
     at = (_at(x) for x in (p.query_at, p.key_at, p.query, p.key, p.seen_at, q, k, v))
-    return _Problems(len(p.query_at) - 1, q.shape[1], k.shape[1], q.shape[2], *at, q.stride(0), k.stride(0), v.stride(0))
+    shape = (len(p.query_at) - 1, q.shape[1], k.shape[1], q.shape[2])
+    return _Problems(*shape, *at, q.stride(0), k.stride(0), v.stride(0))
 
 
 def _at(x: Tensor) -> int:

@@ -68,7 +68,8 @@ def token_scores(
     size = max(1, _CHUNK_ELEMENTS // vocab)
 
     def score(states: Tensor, state: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return _LogProb.apply(policy.logits(states), state, target, temperature, (entropy, sum_pi_squared), policy.kernels)
+        asked = (entropy, sum_pi_squared)
+        return _LogProb.apply(policy.logits(states), state, target, temperature, asked, policy.kernels)
 
     starts = range(0, max(len(states_UF), 1), size)
     counts = torch.bincount(state_R // size, minlength=len(starts)).tolist()
@@ -97,12 +98,13 @@ class _LogProb(torch.autograd.Function):
         asked: tuple[bool, bool],
         kernels: Kernels | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        kernels = kernels if z_UV.dtype == torch.bfloat16 else None
+        kernels = kernels if kernels is not None and kernels.takes(z_UV) else None
         law = kernels.law(z_UV, temperature, *asked) if kernels is not None else law_of(z_UV, temperature, *asked)
         logp_R = z_UV[state_R, target_R].to(law.norm.dtype) / temperature - law.norm[state_R]
         ctx.save_for_backward(z_UV, state_R, target_R, law.norm, law.entropy)
         ctx.temperature, ctx.kernels = temperature, kernels
-        entropy_R, squares_R = (torch.zeros_like(logp_R) if x is None else x[state_R] for x in (law.entropy, law.squares))
+        more = (law.entropy, law.squares)
+        entropy_R, squares_R = (torch.zeros_like(logp_R) if x is None else x[state_R] for x in more)
         ctx.mark_non_differentiable(squares_R)
         return logp_R, entropy_R, squares_R
 

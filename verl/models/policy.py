@@ -77,4 +77,5 @@ def hidden_states(decoder: Decoder, packed: PackedInput) -> Tensor:
             f"a sequence of {packed.longest} tokens is beyond the {limit} up to which {decoder.config.rope.kind} "
             "rotary scaling is constant; lower data.max_prompt_tokens or rollout.max_response_tokens"
         )
-    return decoder(packed.token_ids, packed.position_ids, PackedAttention(packed.plan, decoder.config.window, decoder.kernels))
+    attend = PackedAttention(packed.plan, decoder.config.window, decoder.kernels)
+    return decoder(packed.token_ids, packed.position_ids, attend)

@@ -189,8 +189,9 @@ void law_backward(const bf16* z, int64_t states, int64_t vocab, float temperatur
         if (of_entropy) rise += ((x < -1e30f ? all(-1e30f) : x) + level) * slope;
         return -p * rise;
       };
-      for (int64_t j = 0; j < vocab; j += 16)
-        store_some(to + j, grad(load_some(row + j, vocab - j) * by - norm[u]) * by, vocab - j);
+      const int64_t whole = vocab / 16 * 16;
+      for (int64_t j = 0; j < whole; j += 16) store(to + j, grad(load(row + j) * by - norm[u]) * by);
+      for (int64_t j = whole; j < vocab; ++j) to[j] = narrow(grad(all(wide(row[j]) * by - norm[u]))[0] * by);
       for (const auto& [at, value] : ones) to[at] = narrow((grad(all(wide(row[at]) * by - norm[u]))[0] + value) * by);
     }
   }

@@ -129,7 +129,8 @@ def _trainer(cfg: RunConfig, inputs: Inputs, console: RunConsole) -> tuple[Train
     device = pick_device(cfg)
     policy = load_policy(cfg.actor.path, cfg.model, device)
     console.info(inputs.algorithm.described)
-    console.info(f"Actor {cfg.actor.path}: {policy.implementation} implementation, {cfg.model.dtype}, on {device}")
+    how = "compiled kernels, " if policy.kernels is not None else ""
+    console.info(f"Actor {cfg.actor.path}: {policy.implementation} implementation, {cfg.model.dtype}, {how}on {device}")
     engine = rollout.attach(cfg.rollout.backend, policy, cfg.rollout)
     console.info(f"Rollout {cfg.rollout.backend}: {engine.described}")
     worker = RolloutWorker(engine, inputs.tokenizer, cfg.trainer.seed)
