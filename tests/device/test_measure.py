@@ -13,7 +13,7 @@ PAGE = SCRIPT.parents[2] / "docs" / "gpu-arithmetic.md"
 
 
 def _named_on_the_page() -> list[tuple[str, list[str]]]:
-    """(row, columns) of the table that says where each number of the page is measured; --tiny has rollouts of 1 and 3."""
+    """(row, columns) of the table that says where each number of the page is measured; --tiny rolls out 1 and 3."""
     table = PAGE.read_text(encoding="utf-8").partition("| here | row | column |")[2].partition("\n\n")[0]
     cells = [line.split("|") for line in table.splitlines()[2:]]
     named = [(re.findall("`([^`]+)`", c[2]), re.findall("`([^`]+)`", c[3])) for c in cells]
