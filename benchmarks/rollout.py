@@ -1,11 +1,12 @@
 """Rollout speed: verl's engines against transformers' `generate` and vLLM, by turns in one run, as ratios.
 
     python benchmarks/rollout.py --sequences 1,8,32,128
-    python benchmarks/rollout.py --sequences 128 --samples 8 --prompt_tokens 94 --shared_tokens 80 \
-        --response_tokens 6                                       # the quickstart's step
     python benchmarks/rollout.py --workload ragged --runs 1
     python benchmarks/rollout.py --sides native --set rollout.compile=off
     python benchmarks/rollout.py --sides native,generate,vllm --vllm_python /path/to/python
+
+The quickstart's step:
+    python benchmarks/rollout.py --sequences 128 --samples 8 --prompt_tokens 94 --shared_tokens 80 --response_tokens 6
 
 As it is: about 2 minutes on 2 cores (--sides native: half a minute; ragged with generate: half an hour).
 

@@ -123,6 +123,23 @@ def test_overrides_are_trees_of_what_is_read():
         overrides(["updates.x=1"], ("update",))
 
 
+def _commands() -> list[str]:
+    """Every command in RESULTS.md and in the scripts' own descriptions, without its comment."""
+    results = re.findall(r"`(python benchmarks/[^`]+)`", (FOLDER / "RESULTS.md").read_text(encoding="utf-8"))
+    texts = [(FOLDER / script).read_text(encoding="utf-8") for script in SCRIPTS]
+    own = [line.partition("#")[0] for text in texts for line in re.findall(r"^    (python benchmarks/.*)$", text, re.M)]
+    return list(dict.fromkeys([*results, *own]))
+
+
+@pytest.mark.parametrize("command", _commands())
+def test_every_command_that_is_named_has_flags_that_exist(command, monkeypatch):
+    for name in ("$VLLM", "$TRL", "/path/to/python"):
+        command = command.replace(name, sys.executable)
+    script, *flags = command.replace("FILE.yaml", "x.yaml").split()[1:]
+    monkeypatch.setattr("sys.argv", [script, *flags])
+    import_module(Path(script).stem)._arguments()
+
+
 def test_make_bench_lists_what_can_be_run():
     listed = (FOLDER.parent / "Makefile").read_text()
     assert "grep -l '^def main' benchmarks/*.py" in listed
