@@ -14,7 +14,9 @@ fixed: every side draws exactly `response_tokens` tokens a sequence from prompts
 ragged: 128 chat questions; a response ends where the model ends it, after 16 to 512 tokens. Each side draws its own
 responses, so sides are compared by their own tokens a second; the mean length is printed.
 Sides, all at temperature 1 on the same weights with the same number of threads (memory settled as in training):
-  native, hf     verl's engines (they return log-probs too) with their default settings, but for --set
+  native, hf     verl's engines (they return log-probs too) with their default settings, but for --set; a prefix cache
+                 that it turns on is not emptied: each run but the first finds its prompts there, and the shares of
+                 the peaks, which count all prefills, mean nothing
   generate       transformers' own; ragged: static batches of 32 in the order given, padded on the left
   generate_all   the same, all requests in one batch; the ratio is to the better of the two
   vllm           compiled, with its packed weights and its prefix cache (emptied before each run), without log-probs, in
