@@ -41,8 +41,14 @@ docs: $(STAMPS)/quickstart ## write docs/reference/ from the code
 docs-check: $(STAMPS)/quickstart ## fail if docs/reference/ is stale
 	$(PY) scripts/reference.py --check
 
-bench: $(STAMPS)/quickstart ## run every benchmark in benchmarks/
-	@for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(PY) "$$file" || exit 1; done
+bench: $(if $(strip $(ARGS)),$(STAMPS)/quickstart) ## list the benchmarks; ARGS="update.py --runs 1" runs that one
+ifeq ($(strip $(ARGS)),)
+	@echo 'make bench ARGS="NAME.py [flags]" runs one; --help tells its flags and how long it takes. In benchmarks/:'
+	@for file in $$(grep -l '^def main' benchmarks/*.py); do \
+	  printf '  %-18s %s\n' "$${file##*/}" "$$(sed -n '1s/^"""//p' "$$file")"; done
+else
+	$(PY) benchmarks/$(ARGS)
+endif
 
 clean: ## remove the environment, caches and outputs
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis outputs

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -121,6 +123,16 @@ def by_turns(sides: Mapping[str, Callable[[int], Any]], runs: int, warm_up: int 
             if turn > 0:
                 seen[name].append(result)
     return seen
+
+
+def child(command: Sequence[str]) -> dict[str, Any]:
+    """The JSON in the last line of a child's output. Where it failed, its own message stands and its code is ours."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    if done.returncode < 0:
+        raise SystemExit(f"error: {' '.join(command[1:])} was killed by signal {-done.returncode}")
+    if done.returncode:
+        raise SystemExit(done.returncode)
+    return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 def header(versions: dict[str, str], device: str = "cpu") -> str:

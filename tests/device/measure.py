@@ -3,8 +3,10 @@
     python tests/device/measure.py            # a GPU, under 4 minutes: a random Llama of 0.8 B parameters, and SmolLM2
     python tests/device/measure.py --tiny     # any machine, seconds: that every path runs, not how fast
 
-Not collected by pytest. Exit code 1 where sampler, trainer and transformers disagree. Sections that --budget seconds
-leave no time for are named, not measured.
+pytest does not run this file itself (test_measure.py runs it with --tiny). Exit code 1 where the log-probs of sampler,
+trainer and transformers are further apart than rounding explains, or, in fp32, a greedy answer depends on the batch
+around it. A section that would begin after --budget seconds is printed as skipped. docs/gpu-arithmetic.md says what
+each column would be at best.
 """
 
 from __future__ import annotations

@@ -147,8 +147,10 @@ def _module(policy: Any) -> Any:
 
 
 def rollout_speed(policy: Any, work: Work, count: int) -> dict[str, Any]:
-    """Tokens a second, native and by transformers' generate, of answers of one length; and native's share of what
-    reading all weights once a step would allow.
+    """`count` answers of exactly work.tokens tokens, sampled by the native engine and by transformers' generate.
+
+    ms a step: native's seconds, its prefill included, by tokens of an answer. share of weight-reading floor: the time
+    that it takes to read all weights once for each of these tokens, at the speed of a copy, over native's seconds.
     """
     vocab, device = policy.decoder.config.vocab_size, next(policy.parameters()).device
     asked = [p[: work.prompt - 8] for p in prompts(count, work.prompt, vocab)]
@@ -175,9 +177,11 @@ def rollout_speed(policy: Any, work: Work, count: int) -> dict[str, Any]:
 
 
 def update(policy: Any, work: Work, section: dict[str, Any]) -> dict[str, Any]:
-    """An optimizer step of GRPO on prompts x samples: seconds, share of the measured matrix peak, and peak memory.
+    """One optimizer step of GRPO on work.prompts x work.samples random answers; section: of the config's `update`.
 
-    It trains the policy, which is of no use afterwards.
+    seconds: of the whole step. tokens: what went through the layers. tok/s: of all sequences, prompts counted in each.
+    share of matrix peak: of the measured one, by the operations that were computed. The step changes the policy's
+    weights, so measure nothing with it afterwards.
     """
     weight = next(policy.parameters())
     tree = {"algorithm": {"name": "grpo", "kl": {"coef": 0}}, "update": {"micro_batch_tokens": 16384, **section}}
@@ -200,7 +204,9 @@ def update(policy: Any, work: Work, section: dict[str, Any]) -> dict[str, Any]:
 
 
 def publish(policy: Any) -> dict[str, Any]:
-    """What it takes until the engine samples from changed weights: seconds, and GB held more."""
+    """Publishing weights in place: microseconds of one call, GB that memory rose by at its peak, and the engine's last
+    version (5 timed calls and one before: 6).
+    """
     engine = _engine(policy)
     shards = dict(policy.named_parameters())
     publisher = InProcessPublisher(engine, lambda: shards)

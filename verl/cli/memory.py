@@ -13,13 +13,19 @@ from verl.models.source import resolve
 from verl.trainer.build import pick_device
 
 GB = 1e9
+PROCESS_GB = 0.5
+"""Resident before any model: Python, torch and other libraries, the data set, the tokenizer, compiled kernels."""
+_SLOT_TOKENS = 64
+"""The KV cache grows to a multiple of this many tokens (`SlotCache`), and by half the slots that it had."""
+_LOGITS_AT_ONCE = 2**26
+"""Logits that the trainer holds at one time (`models/logprobs.py`)."""
 
 
 @dataclass(frozen=True)
 class RoleMemory:
     """One role. num_params: None where the shape is not known (then why says so). gb: part to GB.
 
-    kept: held for the whole run; passing: only while the phase that needs it lasts.
+    kept: held for the whole run, once it is there; passing: only while the role is updated.
     """
 
     role: str
@@ -32,8 +38,7 @@ class RoleMemory:
 
 def estimate(cfg: RunConfig, algorithm: Algorithm, longest: int) -> list[RoleMemory]:
     """The roles that this configuration builds, with what each will hold. longest: tokens of the longest sequence."""
-    running = min(cfg.rollout.max_sequences, cfg.trainer.prompts_per_step * cfg.rollout.n)
-    roles = [_role(cfg, "actor", cfg.actor.path, trains=True, cached_tokens=running * longest)]
+    roles = [_role(cfg, "actor", cfg.actor.path, trains=True, longest=longest)]
     if "ref_logprobs" in algorithm.needs:
         roles.append(_role(cfg, "reference", cfg.ref.path or cfg.actor.path))
     if "values" in algorithm.needs:
@@ -44,31 +49,52 @@ def estimate(cfg: RunConfig, algorithm: Algorithm, longest: int) -> list[RoleMem
 
 
 def peak_gb(roles: list[RoleMemory]) -> float:
-    """All that is kept, and the largest of what passes: phases do not overlap in one process."""
+    """All that is kept, and what passes in the update of one role: roles are updated one after the other."""
     kept = sum(sum(role.kept.values()) for role in roles)
-    return kept + max((gb for role in roles for gb in role.passing.values()), default=0.0)
+    return kept + max(sum(role.passing.values()) for role in roles)
 
 
 def _role(
-    cfg: RunConfig, role: str, path: str, *, trains: bool = False, cached_tokens: int = 0, head: bool = True
+    cfg: RunConfig, role: str, path: str, *, trains: bool = False, longest: int = 0, head: bool = True
 ) -> RoleMemory:
+    """longest: of the role that samples, tokens of its longest sequence."""
     try:
-        shape = DecoderConfig.from_hf(resolve(path, cfg.model.trust_remote_code).hf_config())
+        source = resolve(path, cfg.model.trust_remote_code)
+        shape = DecoderConfig.from_hf(source.hf_config())
     except ModelError as e:
         return RoleMemory(role, path, why=str(e))
-    n, width = shape.num_params(head), 2 if cfg.model.dtype == "bfloat16" else 4
-    kept = {"weights": n * width / GB}
-    passing = {}
+    n, width, on_host = shape.num_params(head), 2 if cfg.model.dtype == "bfloat16" else 4, pick_device(cfg) == "cpu"
+    kept, passing = {"weights": n * width / GB}, {}
+    if on_host and source.is_gguf:
+        kept["model file (mapped)"] = source.path.stat().st_size / GB
     if trains:
         kept |= {"gradients (fp32)": 4 * n / GB, "moments (fp32)": 8 * n / GB}
         if width < 4:
             kept["masters (fp32)"] = 4 * n / GB
         a_token = _activation_bytes(shape, width, cfg.update.activation_checkpointing)
         passing["activations (rough)"] = tokens_at_once(cfg.update, pick_device(cfg)) * a_token / GB
-    if cached_tokens:
-        cache = cached_tokens * _kv_bytes(shape, width) / GB
-        passing["KV cache (at most)"] = min(cache, cfg.rollout.kv_cache_gb or cache) + cfg.rollout.prefix_cache_gb
+    if longest:
+        kept["KV cache (at most)"] = _cache_gb(cfg, longest, _kv_bytes(shape, width))
+        passing["logits and their gradient"] = 2 * _logits(cfg, shape.vocab_size) * width / GB
+        if on_host:
+            kept["process (Python, libraries, data)"] = PROCESS_GB
     return RoleMemory(role, path, n, kept, passing)
+
+
+def _cache_gb(cfg: RunConfig, longest: int, token_bytes: int) -> float:
+    """Slots for the samples of a step or of an evaluation, with the spare ones that growing makes."""
+    evaluated = cfg.eval.max_response_tokens or cfg.rollout.max_response_tokens
+    tokens = longest + max(0, evaluated - cfg.rollout.max_response_tokens)
+    running = max(cfg.trainer.prompts_per_step * cfg.rollout.n, cfg.data.eval_size * cfg.eval.n)
+    slots = min(cfg.rollout.max_sequences, running * 3 // 2)
+    cache = slots * (tokens + -tokens % _SLOT_TOKENS) * token_bytes / GB
+    return min(cache, cfg.rollout.kv_cache_gb or cache) + cfg.rollout.prefix_cache_gb
+
+
+def _logits(cfg: RunConfig, vocab: int) -> int:
+    """Most that are held at one time: those of a step's sampled tokens, of a micro-batch, or of a chunk."""
+    sampled = cfg.trainer.prompts_per_step * cfg.rollout.n * cfg.rollout.max_response_tokens
+    return min(vocab * min(sampled, tokens_at_once(cfg.update, pick_device(cfg))), max(_LOGITS_AT_ONCE, vocab))
 
 
 def _kv_bytes(shape: DecoderConfig, width: int) -> int:
