@@ -7,12 +7,15 @@ from dataclasses import dataclass, field
 from verl.algos.algorithm import Algorithm
 from verl.config.run import RunConfig
 from verl.core.errors import ModelError
+from verl.engines.rollout.memory import token_bytes
 from verl.engines.train.micro_batches import tokens_at_once
 from verl.models.config import DecoderConfig
 from verl.models.source import resolve
 from verl.trainer.build import pick_device
 
 GB = 1e9
+KV_CACHE = "KV cache (at most)"
+"""Part that holds the slots of running sequences and the prefix cache."""
 
 
 @dataclass(frozen=True)
@@ -66,14 +69,9 @@ def _role(
         a_token = _activation_bytes(shape, width, cfg.update.activation_checkpointing)
         passing["activations (rough)"] = tokens_at_once(cfg.update, pick_device(cfg)) * a_token / GB
     if cached_tokens:
-        cache = cached_tokens * _kv_bytes(shape, width) / GB
-        passing["KV cache (at most)"] = min(cache, cfg.rollout.kv_cache_gb or cache) + cfg.rollout.prefix_cache_gb
+        cache = cached_tokens * token_bytes(shape, width) / GB
+        passing[KV_CACHE] = min(cache, cfg.rollout.kv_cache_gb or cache) + cfg.rollout.prefix_cache_gb
     return RoleMemory(role, path, n, kept, passing)
-
-
-def _kv_bytes(shape: DecoderConfig, width: int) -> int:
-    """Of one token, keys and values of all layers."""
-    return 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * width
 
 
 def _activation_bytes(shape: DecoderConfig, width: int, recompute: bool) -> int:

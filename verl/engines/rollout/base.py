@@ -64,13 +64,6 @@ def context_of(model_limit: int, asked: int | None) -> int:
     return asked
 
 
-def positive(name: str, value: int) -> int:
-    """The option's value. RolloutError below 1."""
-    if value < 1:
-        raise RolloutError(f"{name}={value} must be 1 or more")
-    return value
-
-
 class Engine(ABC):
     """A RolloutEngine with `generate`. Subclasses give submit, poll, abort, wanted, receive, commit and place."""
 

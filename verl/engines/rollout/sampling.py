@@ -126,7 +126,7 @@ def _truncate(x_BV: Tensor, draws: Sequence[Draw], greedy: list[bool]) -> None:
     rows = _rows(cut, x_BV.device)
     wants = [d.params for c, d in zip(cut, draws, strict=True) if c]
     x_RV = x_BV[rows]
-    ks = torch.tensor([p.top_k or vocab for p in wants], device=x_RV.device).clamp(max=vocab)
+    ks = torch.tensor([min(p.top_k or vocab, vocab) for p in wants], device=x_RV.device)
     ps = torch.tensor([p.top_p for p in wants], dtype=torch.float64, device=x_RV.device)
     x_BV[rows] = keep_top(x_RV, ks, ps)
 
