@@ -10,7 +10,7 @@ import pytest
 
 from tests.rollout import tiny
 from verl.config.rollout import RolloutConfig
-from verl.core import ConfigError, RolloutError
+from verl.core import ConfigError, GenRequest, RolloutError, SamplingParams
 from verl.engines import rollout
 from verl.engines.rollout.memory import Grant, bytes_of
 
@@ -85,7 +85,6 @@ def test_grants_at_their_edges() -> None:
 def test_a_device_that_refuses_the_prefix_cache_is_told(
     folders: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from verl.core import SamplingParams
     from verl.engines.rollout.prefix_cache import PrefixCache
 
     def refuse(*args: object) -> None:
@@ -111,3 +110,66 @@ def test_hf_refuses_what_only_the_native_engine_has(folders: Callable[..., Path]
     assert (
         rollout.attach("hf", policy, RolloutConfig(backend="hf", max_sequences=2)).limits.max_model_len == tiny.CONTEXT
     )
+
+
+SAMPLING = {
+    "temperature": [-1, 1e-40, 9.9e-5, NAN, INF, None, "1", True],
+    "top_p": [0, 1.1, NAN, "1", None],
+    "top_k": [-1, 1.5, NAN, "5", None, True],
+    "max_tokens": [0, 1.5, 2.0, NAN, None, "5", True],
+    "min_tokens": [-1, 129, 0.5, None],
+    "stop_token_ids": [5, "12", [1.5], [None], [True], None],
+    "seed": [1.5, NAN, None, "3", True],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in SAMPLING.items() for value in values])
+def test_a_wrong_sampling_value_is_one_line_that_names_it(name: str, value: object) -> None:
+    with pytest.raises(RolloutError, match=rf"^SamplingParams\.{name}\b") as error:
+        SamplingParams(**{name: value})
+    assert "\n" not in str(error.value)
+
+
+def test_the_lowest_temperature_is_told_and_draws(folders: Callable[..., Path]) -> None:
+    with pytest.raises(RolloutError, match=r"temperature=1e-40 must be 0 \(greedy\), or 0\.0001 or more and finite"):
+        SamplingParams(temperature=1e-40)
+    engine = rollout.load("native", folders(), dtype="float32", device="cpu")
+    cold, greedy = (engine.generate([(1, 7, 9)], SamplingParams(temperature=t, max_tokens=9))[0] for t in (1e-4, 0))
+    assert cold.token_ids == greedy.token_ids and cold.logprobs == (0.0,) * len(cold.token_ids)
+
+
+def test_integers_of_every_kind_are_taken_as_ints() -> None:
+    import numpy as np
+    import torch
+
+    params = SamplingParams(seed=np.int64(-3), max_tokens=np.int32(4), stop_token_ids=torch.tensor([3, 4]))  # type: ignore[arg-type]
+    assert (params.seed, params.max_tokens, params.stop_token_ids) == (-3, 4, (3, 4))
+    request = GenRequest("a", "g", np.array([1, 2]), params)  # type: ignore[arg-type]
+    assert request.token_ids == (1, 2) and set(map(type, request.token_ids)) == {int}
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        ([[1.0, 2.0]], r"^generate: prompt 0 holds 1\.0; token ids are whole numbers"),
+        ([(1, 2), (1, None)], r"^generate: prompt 1 holds None"),
+        ([1, 2, 3], r"^generate: prompt 0 must be a list of token ids, got 1"),
+        (["What is 1 + 1 ?"], r"^generate: prompt 0 must be a list of token ids, got 'What"),
+        ("What is 1 + 1 ?", r"^generate: prompts must be a list of prompts"),
+        (7, r"^generate: prompts must be a list of prompts"),
+    ],
+)
+def test_prompts_that_are_not_ids_are_told(folders: Callable[..., Path], prompts: Any, message: str) -> None:
+    engine = rollout.load("native", folders(), dtype="float32", device="cpu")
+    with pytest.raises(RolloutError, match=message):
+        engine.generate(prompts, SamplingParams(max_tokens=2), n=2)
+    for n in (0, 1.5, NAN, None):
+        with pytest.raises(RolloutError, match="^generate: n=.* must be 1 or more"):
+            engine.generate([(1, 2)], SamplingParams(max_tokens=2), n=n)  # type: ignore[arg-type]
+
+
+def test_a_request_is_checked_by_its_name() -> None:
+    with pytest.raises(RolloutError, match=r"^request 'a': the prompt holds 2\.5"):
+        GenRequest("a", "g", (1, 2.5), SamplingParams())  # type: ignore[arg-type]
+    with pytest.raises(RolloutError, match=r"^request 'a': params must be SamplingParams, got None"):
+        GenRequest("a", "g", (1, 2), None)  # type: ignore[arg-type]
