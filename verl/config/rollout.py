@@ -46,7 +46,7 @@ class RolloutConfig(Section):
     """
     prefill_tokens: int = Field(4096, ge=1)
     """Prompt tokens computed in one prefill step (native). A longer prompt is computed in chunks of so many, by turns
-    with decoding.
+    with decoding; in chunks of twice as many each time that new weights came before it was done.
     """
     kv_cache_gb: float | None = Field(None, gt=0)
     """10^9 bytes that keys and values of the running sequences may take (native); null: no limit but `max_sequences`.

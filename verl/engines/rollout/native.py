@@ -44,7 +44,8 @@ _LOGITS = 6 << 20
 class NativeEngine(SharedWeights, Engine):
     """RolloutEngine on a native Policy. Up to `max_sequences` decode together; more wait, and none is lost.
 
-    prefill_tokens: prompt tokens computed in one step (a longer prompt goes alone, in chunks of so many).
+    prefill_tokens: prompt tokens computed in one step (a longer prompt goes alone, in chunks of so many, and of twice
+    as many each time that a commit or a release came before it was done).
     kv_cache_gb: 10^9 bytes that the slots may take; None: no limit but max_sequences. While they grow, one layer more.
     prefix_cache_gb: 10^9 bytes, beside these, for keys of finished sequences: a request that begins like one of them
     (a second turn) starts from them. They last as long as the weights.
@@ -146,9 +147,7 @@ class NativeEngine(SharedWeights, Engine):
     def abort(self, request_ids: Iterable[str]) -> list[Completion]:
         ids = set(request_ids)
         slots = self._slots
-        if slots.filling and any(s.request.id in ids for s in slots.filling.unit.members):
-            self._waiting.add_front(slots.drop_filling())
-        gone = self._waiting.remove(ids)
+        gone = slots.leave_filling(ids) + self._waiting.remove(ids)
         left = [i for i, s in enumerate(slots.running) if s.request.id in ids]
         gone += [slots.running[i] for i in left]
         slots.free(left)
@@ -198,7 +197,7 @@ class NativeEngine(SharedWeights, Engine):
         self._slots.reserve(self._slots.used)
         if filling.at == 0:
             filling.at = self._prefiller.start(tokens, slice(slot, slot + 1))
-        some = tokens[filling.at : filling.at + self._prefill_tokens]
+        some = filling.chunk(self._prefill_tokens)
         features_1F = self._prefiller.chunk(self._body(), some, slot, filling.at)
         filling.at += len(some)
         return self._enter(filling.unit, features_1F) if filling.at == len(tokens) else []
