@@ -125,6 +125,7 @@ def test_help_shows_values_in_force_and_paths(words: str, capsys: pytest.Capture
         ("--seed", "argument --seed: expected one argument"),
         ("--learning 1e-6", "--learning: unknown flag"),
         ("word", "word: unexpected argument"),
+        ("--rollout.n 4", "--rollout.n: unknown flag (did you mean '--set rollout.n=4'?)"),
     ],
 )
 def test_bad_flags(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

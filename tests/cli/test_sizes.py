@@ -120,13 +120,29 @@ def test_unknown_shape_is_said(folder: Path) -> None:
     cfg = config(folder)
     roles = estimate(cfg, Algorithm(cfg), longest=10)
     assert roles[0].num_params is None and "gpt2" in roles[0].why
-    assert "not counting the roles whose size is unknown" in sizes._verdict(roles, "cpu")
+    assert "not counting the roles whose size is unknown" in sizes._verdict(cfg, roles, "cpu")
 
 
 def test_what_cannot_fit_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cfg = config(folder)
     monkeypatch.setattr(sizes, "memory_total", lambda device: 1e-6)
-    assert "That will not fit" in sizes._verdict(estimate(cfg, Algorithm(cfg), longest=10), "cpu")
+    assert "That will not fit" in sizes._verdict(cfg, estimate(cfg, Algorithm(cfg), longest=10), "cpu")
+
+
+def test_advice_names_the_caches_where_generation_takes_most(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sizes, "memory_total", lambda device: 5.0)
+
+    def verdict(**rollout: object) -> str:
+        cfg = config(folder, rollout=rollout)
+        return sizes._verdict(cfg, estimate(cfg, Algorithm(cfg), longest=10), "cpu")
+
+    assert "lower rollout.prefix_cache_gb (now 4.9), set rollout.kv_cache_gb" in verdict(prefix_cache_gb=4.9)
+    many = {"max_sequences": 10**9, "n": 10**9}
+    assert "not fit: set rollout.kv_cache_gb" in verdict(**many)
+    assert "lower rollout.kv_cache_gb (now 6)" in verdict(kv_cache_gb=6.0, **many)
+    assert "not fit" not in verdict()
+    monkeypatch.setattr(sizes, "memory_total", lambda device: 1e-6)
+    assert "That will not fit: lower update.micro_batch_tokens" in verdict(), "activations take most, caches are little"
 
 
 @pytest.mark.skipif(

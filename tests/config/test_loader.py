@@ -65,6 +65,14 @@ def test_scalars_mean_what_they_say(word: str, value: object) -> None:
         ("actor.optim.lr=.nan", r"^actor.optim.lr: "),
         ("model.dtype=fp16", r"^model.dtype: .*'bfloat16' or 'float32', got 'fp16'"),
         ("algorithm.name=pppo", r"^algorithm.name: unknown preset 'pppo' \(did you mean 'ppo'\?\)"),
+        ("reward.stream=maybe", r"^reward.stream: .*valid boolean, .*or input should be 'auto', got 'maybe'"),
+        ("actor.optim.betas=[0.9, x]", r"^actor.optim.betas.1: input should be a valid number"),
+        ("rollout.kv_cache_gb=many", r"^rollout.kv_cache_gb: .*got 'many'"),
+        (
+            "rollout.sampling.temperature=1e-40",
+            r"^rollout.sampling.temperature: must be 0.0001 or more, or 0 for greedy",
+        ),
+        ("eval.sampling.temperature=1e-40", r"^eval.sampling.temperature: must be 0.0001 or more"),
         ("novalue", r"an override is written section.key=value"),
         ("actor.optim.betas=[0.9", r"^actor.optim.betas: cannot read the value"),
     ],
@@ -173,3 +181,31 @@ def test_an_empty_path_is_not_the_folder_one_stands_in(path):
 def test_betas_out_of_range(betas):
     with pytest.raises(ConfigError, match=r"^actor.optim.betas.[01]: "):
         resolve([parse_override(f"actor.optim.betas={betas}")], preset_values())
+
+
+def test_the_place_of_a_fault_names_fields_and_no_types() -> None:
+    """Unions of plain types, of lists and of sections, in sections, lists and mappings."""
+    from pydantic import BaseModel
+
+    from verl.config.loader import check
+
+    class Inner(BaseModel):
+        size: int | list[int] = 1
+
+    class Outer(BaseModel):
+        one: Inner | None = None
+        many: list[Inner] | None = None
+        named: dict[str, bool | int] = {}
+        either: Inner | str = ""
+
+    for tree, place in (
+        ({"one": {"size": "x"}}, "at.one.size: "),
+        ({"one": {"size": [1, "x"]}}, "at.one.size"),
+        ({"many": [{"size": 1}, {"size": "x"}]}, "at.many.1.size: "),
+        ({"named": {"int": "x"}}, "at.named.int: "),
+        ({"either": {"size": "x"}}, "at.either.size: "),
+    ):
+        with pytest.raises(ConfigError) as error:
+            check(Outer, tree, "at")
+        assert str(error.value).startswith(place), str(error.value)
+        assert "[int]" not in str(error.value).partition(": ")[0]

@@ -139,3 +139,11 @@ def test_rows_of_one_state_share_its_logits_and_add_up_their_gradients(monkeypat
         grads.append((logp.detach().double(), leaf.grad.double()))
     torch.testing.assert_close(grads[0][0], grads[1][0], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(grads[0][1], grads[1][1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("temperature", [float("nan"), float("inf"), float("-inf"), 0.0, -1.0])
+def test_a_temperature_that_gives_no_law_is_refused(temperature: float) -> None:
+    packed = PackedInput.of(batch_of([[0, 1, 2]], [[0, 1, 1]], [0]), False)
+    for score in (token_scores, token_logprobs):
+        with pytest.raises(ValueError, match="log-probs need a finite temperature above 0, got"):
+            score(Table(torch.randn(3, 5)), packed, temperature)

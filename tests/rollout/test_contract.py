@@ -285,6 +285,20 @@ def test_what_cannot_be_served_is_refused_whole(make: Make, request_: GenRequest
     assert len(run(engine, good)) == 2
 
 
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_min_tokens_where_every_token_ends_is_refused(make: Make, temperature: float) -> None:
+    params = SamplingParams(temperature, min_tokens=1, max_tokens=4, stop_token_ids=tuple(range(tiny.VOCAB)))
+    engine = make()
+    with pytest.raises(RolloutError, match=r"'bad': min_tokens=1 leaves nothing to draw, as all 61 tokens end"):
+        engine.submit([GenRequest("bad", "g", (1, 2), params)])
+    assert engine.pending == 0
+    ends = engine.generate([(1, 2)], replace(params, min_tokens=0))[0]
+    assert len(ends.token_ids) == 1 and ends.finish == "stop"
+    one_left = replace(params, stop_token_ids=tuple(t for t in range(tiny.VOCAB) if t != 33))
+    done = engine.generate([(1, 2)], one_left)[0]
+    assert done.token_ids[0] == 33, "the only token that does not end"
+
+
 def test_generate_refuses_n_below_one(make: Make) -> None:
     with pytest.raises(RolloutError, match="n=0"):
         make().generate(PROMPTS, SamplingParams(), n=0)

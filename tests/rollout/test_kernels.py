@@ -177,6 +177,11 @@ def test_draw_names_the_request_whose_logits_are_not_finite(compiled: kernels.Ke
     logits[1, 7] = bad
     with pytest.raises(RolloutError, match="request 'b': the model's logits are not finite"):
         sample_whole(logits, [Draw(n, SamplingParams(), 0) for n in "abc"], compiled)
+    logits = torch.full((2, 9), float("-inf"), dtype=torch.bfloat16)
+    logits[:, 4] = 1.0
+    params = SamplingParams(min_tokens=1)
+    with pytest.raises(RolloutError, match=r"request 'b': nothing can be drawn.*min_tokens"):
+        sample_whole(logits, [Draw("a", params, 1), Draw("b", params, 0, banned=(4,))], compiled)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.rollout import tiny
 from tests.rollout.test_contract import drain, run, same
 from tests.rollout.test_scheduling import TOKEN_BYTES, policy
-from verl.core import Completion, GenRequest, RolloutError, SamplingParams
+from verl.core import Completion, ConfigError, GenRequest, RolloutError, SamplingParams
 from verl.engines import rollout
 from verl.engines.rollout.native import NativeEngine
 from verl.engines.rollout.prefixes import BLOCK, Prefixes, Tokens
@@ -224,9 +224,10 @@ def test_a_long_continuation_goes_in_chunks(make: Callable[..., Any]) -> None:
 
 def test_the_budget_is_checked(make: Callable[..., Any]) -> None:
     least = BLOCK * TOKEN_BYTES / 1e9
-    for wrong in (-1.0, least * 0.99):
-        with pytest.raises(RolloutError, match=rf"prefix_cache_gb={wrong}.*{least} or more"):
-            make(prefix_cache_gb=wrong)
+    with pytest.raises(RolloutError, match=r"rollout\.prefix_cache_gb=-1\.0 must be 0 or more"):
+        make(prefix_cache_gb=-1.0)
+    with pytest.raises(ConfigError, match=rf"^rollout\.prefix_cache_gb: {least * 0.99} .*{least} or more"):
+        make(prefix_cache_gb=least * 0.99)
     engine = make(prefix_cache_gb=least)
     engine.generate([tuple(range(10, 40))], SamplingParams(max_tokens=3))
     assert engine.prefix_bytes == BLOCK * TOKEN_BYTES

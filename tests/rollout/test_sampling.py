@@ -159,3 +159,24 @@ def test_non_finite_logits_name_the_request(bad: float) -> None:
     x[1, 2] = bad
     with pytest.raises(RolloutError, match=r"'second'.*not finite"):
         sample(x, [Draw("first", SamplingParams(), 0), Draw("second", SamplingParams(), 0)])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_where_only_end_tokens_have_mass_min_tokens_is_named(temperature: float) -> None:
+    """A model may give all the rest -inf; that is no sign of diverged weights."""
+    logits = torch.full((3, 9), float("-inf"))
+    logits[:, 4] = 1.0
+    params = SamplingParams(temperature, min_tokens=2)
+    free, tied = Draw("a", params, 2), Draw("b", params, 1, banned=(4,))
+    assert sample(logits[:1], [free]) == ([4], [0.0])
+    with pytest.raises(RolloutError, match=r"request 'b': nothing can be drawn.*min_tokens"):
+        sample(logits, [free, tied, free])
+    logits[1] = float("nan")
+    with pytest.raises(RolloutError, match=r"request 'b'.*not finite"):
+        sample(logits, [free, tied, free])
+
+
+def test_a_top_k_beyond_any_vocabulary_keeps_all() -> None:
+    logits = torch.randn(2, 9)
+    whole, cut = (Draw("a", SamplingParams(top_k=k, top_p=0.9), 0) for k in (0, 10**30))
+    assert sample(logits, [whole] * 2) == sample(logits, [cut] * 2)

@@ -174,3 +174,63 @@ def test_a_forward_in_chunks_writes_the_same_keys(make: Callable[..., Any]) -> N
     for ours, theirs in ((whole._cache.keys, parts._cache.keys), (whole._cache.values, parts._cache.values)):
         for a, b in zip(ours, theirs, strict=True):
             torch.testing.assert_close(a[0, :, :20], b[0, :, :20], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("how", ["commit", "place", "abort"])
+@pytest.mark.parametrize("polls", [1, 2, 3, 5])
+def test_a_long_prompt_gets_done_however_often_it_is_disturbed(make: Callable[..., Any], how: str, polls: int) -> None:
+    """By new weights, by a cache that is given back, by samples of its own prompt that come and are aborted."""
+    params = SamplingParams(max_tokens=3, min_tokens=3, seed=2)
+    asked = [GenRequest("long", "g", PROMPTS[4], params), GenRequest("short", "h", PROMPTS[1], params)]
+    want, engine = run(make(), asked), make(prefill_tokens=2)
+    engine.submit(asked)
+    done: dict[str, Any] = {}
+    for turn in range(60):
+        guest = GenRequest(f"guest{turn}", "g", PROMPTS[4], params)
+        if how == "abort" and "long" not in done:
+            engine.submit([guest])
+        for _ in range(polls):
+            done.update((c.request_id, c) for c in engine.poll())
+        if how == "commit":
+            engine.commit(turn)
+        elif how == "place":
+            engine.place("released")
+        else:
+            engine.abort([guest.id])
+        if {"long", "short"} <= set(done):
+            break
+    for request in asked:
+        same(done[request.id], want[request.id])
+
+
+def test_an_abort_keeps_what_the_others_of_a_prompt_have(make: Callable[..., Any]) -> None:
+    """20 tokens by fives: computed once, whoever leaves on the way; when all have left, nothing is in the way."""
+    params = SamplingParams(max_tokens=2, min_tokens=2, seed=2)
+    asked = [GenRequest(f"r{i}", "g", PROMPTS[4], params) for i in range(3)]
+    want, engine = run(make(), asked), make(prefill_tokens=5)
+    engine.submit(asked)
+    for name in ("r1", "r0"):
+        engine.poll()
+        assert [c.token_ids for c in engine.abort([name])] == [()]
+    assert engine.pending == 1
+    done = {}
+    while engine.pending:
+        done.update((c.request_id, c) for c in engine.poll())
+    same(done["r2"], want["r2"])
+    assert engine.stats.prefilled_tokens == 20
+    engine.submit(asked[:1])
+    engine.poll()
+    assert len(engine.abort(["r0"])) == 1 and engine.pending == 0 and engine.poll() == []
+
+
+def test_chunks_grow_with_setbacks_only(make: Callable[..., Any]) -> None:
+    engine, sizes = make(prefill_tokens=4), []
+    hook = engine.policy.decoder.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0])))
+    try:
+        engine.submit([GenRequest("long", "g", PROMPTS[4], SamplingParams(max_tokens=1))])
+        for version in range(4):
+            engine.poll()
+            engine.commit(version)
+    finally:
+        hook.remove()
+    assert sizes == [4, 8, 16, 20] and engine.pending == 0

@@ -187,3 +187,32 @@ def test_every_models_path_is_checked_by_the_dry_run(tmp_path, key: str) -> None
     section, field = key.split(".")
     with pytest.raises(ModelError, match="no such model folder"):
         read_inputs(tiny_run.config(tmp_path, **{section: {field: str(tmp_path / "none")}}))
+
+
+@pytest.mark.parametrize(
+    "rollout,message",
+    [
+        ({"prefix_cache_gb": 1e30}, r"^rollout\.prefix_cache_gb: 1e\+30 is more than"),
+        ({"prefix_cache_gb": 1e-9}, r"^rollout\.prefix_cache_gb: 1e-09 must be 0, or enough for 8 tokens"),
+        ({"kv_cache_gb": 1e-300}, r"^rollout\.kv_cache_gb: 1e-300 does not hold one sequence of \d+ tokens"),
+        (
+            {"backend": "hf", "prefix_cache_gb": 1.0},
+            r"^rollout\.prefix_cache_gb: 1.0 does nothing with rollout.backend=hf",
+        ),
+        ({"backend": "hf", "kv_cache_gb": 1.0}, r"^rollout\.kv_cache_gb: 1.0 does nothing with rollout.backend=hf"),
+    ],
+)
+def test_memory_that_the_engine_would_refuse_is_refused_by_the_dry_run(tmp_path, rollout, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_inputs(tiny_run.config(tmp_path, rollout=rollout))
+
+
+def test_the_smallest_kv_cache_that_the_dry_run_accepts_serves_the_longest_prompt(tmp_path) -> None:
+    """One function says so to both, so what passes here runs; with a longer evaluation it must be larger."""
+    with pytest.raises(ConfigError, match="^rollout.kv_cache_gb") as error:
+        read_inputs(tiny_run.config(tmp_path, rollout={"kv_cache_gb": 1e-9}))
+    least = float(str(error.value).split("set it to ")[1].split(" or more")[0])
+    cfg = tiny_run.config(tmp_path, rollout={"kv_cache_gb": least}, trainer={"num_episodes": 1})
+    assert run(cfg).steps_trained == 3
+    with pytest.raises(ConfigError, match="^rollout.kv_cache_gb"):
+        read_inputs(tiny_run.config(tmp_path, rollout={"kv_cache_gb": least}, eval={"max_response_tokens": 64}))

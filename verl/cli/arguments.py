@@ -6,9 +6,11 @@ import argparse
 import errno
 import io
 import os
+import re
 import select
 import sys
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, NoReturn
 
 from verl.core.errors import ConfigError, VerlError
@@ -19,23 +21,43 @@ DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, but a fault is a ConfigError of one line, and an unknown flag comes with a suggestion."""
+    """argparse, but a fault is a ConfigError of one line, and an unknown flag comes with a suggestion.
 
-    def __init__(self, **options: Any):
+    override: what stands before section.key=value on this command line, "" for nothing; None: it takes none.
+    """
+
+    def __init__(self, override: str | None = None, **options: Any):
+        self.override = override
         super().__init__(**{"allow_abbrev": False, "formatter_class": HelpFormatter, **options})
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; see {self.prog} --help")
 
-    def parse_strictly(self, argv: Sequence[str]) -> argparse.Namespace:
-        """All of argv, or a ConfigError that names the first word that is not known."""
-        found, unknown = self.parse_known_args(list(argv))
+    def parse_strictly(self, argv: Sequence[str], words_first: bool = False) -> argparse.Namespace:
+        """All of argv, or a ConfigError that names the first word that is not known.
+
+        words_first: positionals may stand anywhere, which argparse itself does not allow; no flag takes a value.
+        """
+        found, unknown = self.parse_known_args(_words_first(argv) if words_first else list(argv))
         if unknown:
-            word = unknown[0].split("=")[0]
+            word, _, value = unknown[0].partition("=")
             flags = [flag for action in self._actions for flag in action.option_strings]
             what = "unknown flag" if word.startswith("-") else "unexpected argument"
-            raise ConfigError(f"{word}: {what}{suggestion(word, flags)}; see {self.prog} --help")
+            hint = self._as_override(argv, word, value) or suggestion(word, flags)
+            raise ConfigError(f"{word}: {what}{hint}; see {self.prog} --help")
         return found
+
+    def _as_override(self, argv: Sequence[str], word: str, value: str) -> str:
+        """How `--section.key value` is written; "" for a word without a section."""
+        if self.override is None or not re.fullmatch(r"--?\w+(\.\w+)+", word):
+            return ""
+        after = next((b for a, b in pairwise(argv) if a == word and not b.startswith("--")), "VALUE")
+        given = value or after
+        return f" (did you mean '{self.override}{word.lstrip('-')}={given}'?)"
+
+
+def _words_first(argv: Sequence[str]) -> list[str]:
+    return [w for w in argv if not w.startswith("--")] + [w for w in argv if w.startswith("--")]
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):

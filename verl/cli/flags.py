@@ -66,7 +66,7 @@ class FlagTable:
 
         Raises ConfigError, which names the flag where a flag set the value at fault.
         """
-        parser = Parser(description=description, add_help=False)
+        parser = Parser(override="--set ", description=description, add_help=False)
         for flag in self.flags:
             parser.add_argument(f"--{flag.name}", **_options(flag))
         parser.add_argument("--set", action="append", default=[], metavar="section.key=value", help=_SET_HELP)

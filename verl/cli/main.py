@@ -25,6 +25,7 @@ COMMANDS = {
 
 def _train(argv: Sequence[str]) -> int:
     parser = Parser(
+        override="",
         prog="verl train",
         description="Train. Order: class defaults, preset (algorithm.name), CONFIG.yaml, overrides.",
         epilog="example: verl train examples/ppo/quickstart.yaml actor.optim.lr=1e-6 algorithm.name=grpo --dry-run",
@@ -33,13 +34,8 @@ def _train(argv: Sequence[str]) -> int:
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="see `verl config`")
     parser.add_argument("--dry-run", action="store_true", help="print the resolved config and the sizes, train nothing")
     parser.add_argument("--resume", action="store_true", help="same as trainer.resume=true")
-    options = parser.parse_strictly(_words_first(argv))
+    options = parser.parse_strictly(argv, words_first=True)
     return launch(resolve(_layers(options), preset_values()), options.dry_run)
-
-
-def _words_first(argv: Sequence[str]) -> list[str]:
-    """argparse takes optional positionals in one run only; so put the flags (none takes a value) after the words."""
-    return [w for w in argv if not w.startswith("--")] + [w for w in argv if w.startswith("--")]
 
 
 def _layers(options: argparse.Namespace) -> list[Tree]:

@@ -7,12 +7,15 @@ from dataclasses import dataclass, field
 from verl.algos.algorithm import Algorithm
 from verl.config.run import RunConfig
 from verl.core.errors import ModelError
+from verl.engines.rollout.memory import token_bytes
 from verl.engines.train.micro_batches import tokens_at_once
 from verl.models.config import DecoderConfig
 from verl.models.source import resolve
 from verl.trainer.build import pick_device
 
 GB = 1e9
+KV_CACHE = "KV cache (at most)"
+"""Part that holds the slots of running sequences and the prefix cache."""
 PROCESS_GB = 0.5
 """Resident before any model: Python, torch and other libraries, the data set, the tokenizer, compiled kernels."""
 _SLOT_TOKENS = 64
@@ -74,20 +77,20 @@ def _role(
         a_token = _activation_bytes(shape, width, cfg.update.activation_checkpointing)
         passing["activations (rough)"] = tokens_at_once(cfg.update, pick_device(cfg)) * a_token / GB
     if longest:
-        kept["KV cache (at most)"] = _cache_gb(cfg, longest, _kv_bytes(shape, width))
+        kept[KV_CACHE] = _cache_gb(cfg, longest, token_bytes(shape, width))
         passing["logits and their gradient"] = 2 * _logits(cfg, shape.vocab_size) * width / GB
         if on_host:
             kept["process (Python, libraries, data)"] = PROCESS_GB
     return RoleMemory(role, path, n, kept, passing)
 
 
-def _cache_gb(cfg: RunConfig, longest: int, token_bytes: int) -> float:
+def _cache_gb(cfg: RunConfig, longest: int, of_token: int) -> float:
     """Slots for the samples of a step or of an evaluation, with the spare ones that growing makes."""
     evaluated = cfg.eval.max_response_tokens or cfg.rollout.max_response_tokens
     tokens = longest + max(0, evaluated - cfg.rollout.max_response_tokens)
     running = max(cfg.trainer.prompts_per_step * cfg.rollout.n, cfg.data.eval_size * cfg.eval.n)
     slots = min(cfg.rollout.max_sequences, running * 3 // 2)
-    cache = slots * (tokens + -tokens % _SLOT_TOKENS) * token_bytes / GB
+    cache = slots * (tokens + -tokens % _SLOT_TOKENS) * of_token / GB
     return min(cache, cfg.rollout.kv_cache_gb or cache) + cfg.rollout.prefix_cache_gb
 
 
@@ -95,11 +98,6 @@ def _logits(cfg: RunConfig, vocab: int) -> int:
     """Most that are held at one time: those of a step's sampled tokens, of a micro-batch, or of a chunk."""
     sampled = cfg.trainer.prompts_per_step * cfg.rollout.n * cfg.rollout.max_response_tokens
     return min(vocab * min(sampled, tokens_at_once(cfg.update, pick_device(cfg))), max(_LOGITS_AT_ONCE, vocab))
-
-
-def _kv_bytes(shape: DecoderConfig, width: int) -> int:
-    """Of one token, keys and values of all layers."""
-    return 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * width
 
 
 def _activation_bytes(shape: DecoderConfig, width: int, recompute: bool) -> int:

@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from verl.cli.memory import RoleMemory, estimate, peak_gb
+from verl.cli.memory import KV_CACHE, RoleMemory, estimate, peak_gb
 from verl.config.run import RunConfig
 from verl.engines.train.micro_batches import tokens_at_once
 from verl.trainer.build import Inputs, pick_device, read_inputs
@@ -86,20 +86,31 @@ def print_sizes(cfg: RunConfig, stream: TextIO | None = None) -> None:
     roles = estimate(cfg, inputs.algorithm, counts.longest_prompt + cfg.rollout.max_response_tokens)
     device = pick_device(cfg)
     console.print(_table(("role", "estimate", "GB"), memory_rows(roles), last_right=True))
-    console.print(_verdict(roles, device), soft_wrap=True)
+    console.print(_verdict(cfg, roles, device), soft_wrap=True)
 
 
-def _verdict(roles: list[RoleMemory], device: str) -> str:
+def _verdict(cfg: RunConfig, roles: list[RoleMemory], device: str) -> str:
     peak, have = peak_gb(roles), memory_total(device)
     known = "" if all(role.num_params for role in roles) else ", not counting the roles whose size is unknown"
     name = "GPU memory" if device == "cuda" else "host memory"
     text = f"Peak, estimated: {peak:.2f} GB of {have:.1f} GB {name}{known}."
     if peak > 0.9 * have:
         text += (
-            " That will not fit: lower update.micro_batch_tokens or rollout.max_sequences, set "
-            "update.activation_checkpointing=true, or take a smaller model."
+            f" That will not fit: {_generation_advice(cfg, roles)}lower update.micro_batch_tokens or "
+            "rollout.max_sequences, set update.activation_checkpointing=true, or take a smaller model."
         )
     return text
+
+
+def _generation_advice(cfg: RunConfig, roles: list[RoleMemory]) -> str:
+    """What to lower where generation's cache is what takes most; "" where it is something else."""
+    parts = [part for role in roles for part in (role.kept | role.passing).items()]
+    if not parts or max(parts, key=lambda part: part[1])[0] != KV_CACHE:
+        return ""
+    prefixes = cfg.rollout.prefix_cache_gb
+    lower = f"lower rollout.prefix_cache_gb (now {prefixes:g}), " if prefixes > 0 else ""
+    limit = cfg.rollout.kv_cache_gb
+    return lower + ("set rollout.kv_cache_gb, " if limit is None else f"lower rollout.kv_cache_gb (now {limit:g}), ")
 
 
 def _table(heads: Row, rows: list[Row], last_right: bool = False) -> Table:

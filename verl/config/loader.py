@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import types
+import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -146,7 +148,7 @@ def constants(component: Component, config: type[Any] | None, at: str) -> Any:
 
 def _explain(cls: type[Any], error: ValidationError, at: str) -> str:
     first = error.errors()[0]
-    parts = [str(p) for p in first["loc"]]
+    parts = _place(cls, first["loc"])
     path = ".".join([at, *parts] if at else parts)
     if first["type"] == "extra_forbidden":
         siblings = keys_at(cls, parts[:-1])
@@ -157,9 +159,47 @@ def _explain(cls: type[Any], error: ValidationError, at: str) -> str:
             word = near.split("'")[1] if near else ""
             hint = f" (did you mean {everywhere[word]!r}?)" if near else ""
         return f"{path}: unknown key{hint}; keys here: {', '.join(siblings)}"
-    text = (first["msg"][0].lower() + first["msg"][1:]).replace("a valid tuple", "a list, such as [a, b]")
+    # A field of several types has a fault for each of them, all at its own place.
+    texts = dict.fromkeys(_told(e["msg"]) for e in error.errors() if _place(cls, e["loc"]) == parts)
     got = first.get("input")
-    return f"{path}: {text}" + ("" if isinstance(got, (dict, BaseModel)) else f", got {got!r}")
+    return f"{path}: {', or '.join(texts)}" + ("" if isinstance(got, (dict, BaseModel)) else f", got {got!r}")
+
+
+def _told(message: str) -> str:
+    """pydantic's words, as they go on after a path."""
+    text = message.removeprefix("Value error, ")
+    return (text[0].lower() + text[1:]).replace("a valid tuple", "a list, such as [a, b]")
+
+
+def _place(cls: Any, loc: Sequence[int | str]) -> list[str]:
+    """Keys and list indices of pydantic's `loc`, without the names of types that it puts behind a field of several."""
+    parts: list[str] = []
+    kind: Any = cls
+    for part in loc:
+        types_here = _members(kind)
+        if len(types_here) > 1 and isinstance(part, str):
+            kind = next((k for k in types_here if part == getattr(k, "__name__", None)), None)
+            continue
+        parts.append(str(part))
+        kind = _inside(types_here[0], part)
+    return parts
+
+
+def _members(kind: Any) -> list[Any]:
+    """The types of a union, None left out; else the type itself."""
+    if typing.get_origin(kind) not in (typing.Union, types.UnionType):
+        return [kind]
+    return [k for k in typing.get_args(kind) if k is not type(None)]
+
+
+def _inside(kind: Any, part: int | str) -> Any:
+    """Type of what lies at `part` in a value of type `kind`; None where the annotations do not say."""
+    fields = getattr(kind, "model_fields", {})
+    named = {f.alias or name: f.annotation for name, f in fields.items()}
+    if named:
+        return named.get(str(part))
+    inner = [k for k in typing.get_args(kind) if k is not Ellipsis]
+    return inner[-1] if inner else None
 
 
 def keys_at(cls: type[Any], path: Sequence[str]) -> list[str]:

@@ -1,17 +1,24 @@
 """Rollout: how responses are sampled."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from verl.config.base import Section
+from verl.core.generation import MIN_TEMPERATURE, may_divide
+
+
+def _may_divide(temperature: float) -> float:
+    if not may_divide(temperature):
+        raise ValueError(f"must be {MIN_TEMPERATURE:g} or more, or 0 for greedy decoding")
+    return temperature
 
 
 class SamplingConfig(Section):
     """How one response is drawn."""
 
-    temperature: float = Field(1.0, ge=0)
-    """Logits are divided by it, in sampling and in training alike; 0 is greedy (evaluation only)."""
+    temperature: Annotated[float, AfterValidator(_may_divide)] = Field(1.0, ge=0)
+    """Logits are divided by it, in sampling and in training alike; 0 is greedy (evaluation only), else 1e-4 or more."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Mass of the most probable tokens kept. Training needs 1: the trainer's log-probs are those of the whole law."""
     top_k: int = Field(0, ge=0)
@@ -39,12 +46,12 @@ class RolloutConfig(Section):
     """
     prefill_tokens: int = Field(4096, ge=1)
     """Prompt tokens computed in one prefill step (native). A longer prompt is computed in chunks of so many, by turns
-    with decoding.
+    with decoding; in chunks of twice as many each time that new weights came before it was done.
     """
     kv_cache_gb: float | None = Field(None, gt=0)
     """10^9 bytes that keys and values of the running sequences may take (native); null: no limit but `max_sequences`.
-    A sequence starts where it fits; where those that run outgrow it, the youngest wait and go on later, with the same
-    tokens.
+    A sequence starts where it fits; where those that run outgrow it, the youngest wait and go on later, in fp32 with
+    the same tokens.
     """
     prefix_cache_gb: float = Field(0.0, ge=0)
     """10^9 bytes, beside `kv_cache_gb`, for keys and values of finished sequences (native). A prompt that begins like

@@ -58,8 +58,8 @@ def token_scores(
     Rows that are predicted from one state (samples that began alike) share its logits. A state's logits are computed
     once forward and, where states do not fit one chunk, once more backward.
     """
-    if temperature <= 0:
-        raise ValueError(f"log-probs need a temperature above 0, got {temperature}")
+    if not 0 < temperature < float("inf"):  # NaN too
+        raise ValueError(f"log-probs need a finite temperature above 0, got {temperature}")
     pred_U, state_R = torch.unique(packed.pred, return_inverse=True)
     order_R = torch.argsort(state_R, stable=True)
     states_UF = policy.features(packed).index_select(0, pred_U)

@@ -27,7 +27,7 @@ from verl.models.source import ModelSource, resolve
 from verl.rewards.build import build_rewards, early_parts
 from verl.rewards.composer import RewardComposer
 from verl.rewards.functions import RewardFunction
-from verl.trainer.checks import check_filter, check_models, check_outputs, check_training_law
+from verl.trainer.checks import check_filter, check_models, check_outputs, check_rollout_memory, check_training_law
 from verl.trainer.collect import Collector
 from verl.trainer.evaluate import Evaluator, evaluation_params
 from verl.trainer.folder import RunFolder
@@ -81,13 +81,14 @@ def read_inputs(cfg: RunConfig, functions: Sequence[tuple[RewardFn, float]] = ()
     """Everything that can fail without a model."""
     check_training_law(cfg)
     check_outputs(cfg)
-    rollout.check(cfg.rollout.backend, cfg.model.implementation)
+    rollout.check(cfg.rollout, cfg.model.implementation)
     evaluation_params(cfg)
     algorithm = Algorithm(cfg)
     source = resolve(cfg.actor.path, cfg.model.trust_remote_code)
     tokenizer = source.tokenizer()
     data = load_prompts(cfg.data, tokenizer, cfg.trainer.seed)
     check_models(cfg, algorithm, source, data)
+    check_rollout_memory(cfg, source, data, pick_device(cfg))
     sampler = PromptSampler(len(data.train), cfg.trainer.prompts_per_step, cfg.trainer.seed, cfg.data.shuffle)
     own = [RewardFunction.of(fn, weight) for fn, weight in functions]
     composer = build_rewards(cfg.reward, [*data.train, *data.eval], own)

@@ -7,12 +7,15 @@ from collections.abc import Sequence
 
 from verl.algos.algorithm import Algorithm
 from verl.config.run import RunConfig
-from verl.core.errors import ConfigError, DataError
+from verl.core.errors import ConfigError, DataError, ModelError
 from verl.core.registry import suggestion
 from verl.data.load import PromptData
+from verl.engines.rollout.memory import Grant, token_bytes
+from verl.models.config import DecoderConfig
 from verl.models.load import check_head, check_reward_model, check_role
 from verl.models.source import ModelSource
 from verl.rewards.composer import OVERLONG, VERIFIER
+from verl.utils.monitoring import memory_total
 from verl.utils.tracking.tracker import check_installed, check_sinks
 
 
@@ -100,3 +103,19 @@ def check_models(cfg: RunConfig, algorithm: Algorithm, source: ModelSource, data
         check_role("critic.path", cfg.critic.path, cfg.model, largest, whole)
     if cfg.reward.model_path is not None:
         check_reward_model(cfg.reward.model_path, cfg.model)
+
+
+def check_rollout_memory(cfg: RunConfig, source: ModelSource, data: PromptData, device: str) -> None:
+    """What the native engine would refuse once the model is loaded, or at the first prompt that is too long for it."""
+    if cfg.rollout.backend != "native":
+        return
+    try:
+        shape = DecoderConfig.from_hf(source.hf_config())
+    except ModelError:  # not native: `rollout.attach` says so
+        return
+    train, held_out = (max((len(p.token_ids) for p in prompts), default=0) for prompts in (data.train, data.eval))
+    response = cfg.rollout.max_response_tokens
+    longest = max(train + response, held_out + (cfg.eval.max_response_tokens or response) if held_out else 0)
+    per_token = token_bytes(shape, 2 if cfg.model.dtype == "bfloat16" else 4)
+    grant = Grant(cfg.rollout.kv_cache_gb, cfg.rollout.prefix_cache_gb)
+    grant.check(per_token, memory_total(device), min(longest, shape.max_positions))

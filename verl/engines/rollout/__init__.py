@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from verl.config.loader import check as check_config
 from verl.config.models import ModelConfig
 from verl.config.rollout import RolloutConfig
-from verl.core import Registry, RolloutError
+from verl.core import ConfigError, Registry, RolloutError
+from verl.engines.rollout.options import Options
 
 if TYPE_CHECKING:
     from verl.engines.rollout.base import Engine
@@ -69,13 +70,25 @@ def _vllm(policy: Any, eos_token_ids: tuple[int, ...], **options: Any) -> Engine
     raise RolloutError(_NO_VLLM)
 
 
-def check(backend: str, implementation: str) -> None:
+def check(cfg: RolloutConfig, implementation: str) -> None:
     """Refuse, without a model, what `attach` would refuse with one. implementation: model.implementation."""
-    known = BACKENDS[backend]
+    known = BACKENDS[cfg.backend]
     if known.name == "vllm":
         raise RolloutError(_NO_VLLM)
     if known.name == "native" and implementation == "transformers":
         raise RolloutError(_NOT_NATIVE)
+    _check_used(cfg)
+
+
+def _check_used(cfg: RolloutConfig) -> None:
+    """ConfigError for an option that is set and that the backend does not have."""
+    for name in sorted(set(_options("native")) - set(_options(cfg.backend))):
+        value, default = getattr(cfg, name), RolloutConfig.model_fields[name].default
+        if value != default:
+            raise ConfigError(
+                f"rollout.{name}: {value} does nothing with rollout.backend={cfg.backend}, only native has it; "
+                f"leave it out (the default is {'null' if default is None else default}), or set rollout.backend=native"
+            )
 
 
 def load(backend: str, model_path: Any, dtype: str = "bfloat16", device: str = "auto", **options: Any) -> Engine:
@@ -86,13 +99,15 @@ def load(backend: str, model_path: Any, dtype: str = "bfloat16", device: str = "
     dtype: bfloat16 or float32. device: auto, cpu, cuda.
     options: max_sequences, max_model_len, trust_remote_code; native: prefill_tokens, kv_cache_gb, prefix_cache_gb,
     compile.
-    Raises ConfigError for an unknown backend, RolloutError for an unknown option, ModelError for the path.
+    Raises ConfigError for an unknown backend and for memory that is not there, RolloutError for an option that is
+    unknown, of another type or out of range, ModelError for the path.
     """
     entry = BACKENDS[backend]
     remote_code = options.pop("trust_remote_code", False)
     _check_options(backend, options)
     if backend == "vllm":
         return entry.fn(None, (), **options)
+    Options(**options)  # refuses a wrong value before the model loads
     from verl.models.load import load_policy
 
     implementation = "transformers" if backend == "hf" else "native"
@@ -106,6 +121,8 @@ def load(backend: str, model_path: Any, dtype: str = "bfloat16", device: str = "
 def attach(backend: str, policy: Any, cfg: RolloutConfig, **options: Any) -> Engine:
     """An engine on a policy that is being trained: it reads the policy's parameters where they lie, no second copy."""
     entry = BACKENDS[backend]
+    if backend != "vllm":
+        _check_used(cfg)
     known = {
         "max_sequences": cfg.max_sequences,
         "prefill_tokens": cfg.prefill_tokens,
@@ -136,7 +153,7 @@ def _device(name: str) -> Any:
 
     cuda = torch.cuda.is_available()
     known = {"auto": "cuda" if cuda else "cpu", "cpu": "cpu"} | ({"cuda": "cuda"} if cuda else {})
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise RolloutError(
             f"device={name!r}: here it can be {', '.join(known)}; check `python -m torch.utils.collect_env`"
         )

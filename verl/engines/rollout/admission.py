@@ -6,17 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from verl.core import RolloutError
+from verl.engines.rollout.memory import GRAIN, bytes_of, rounded
 from verl.engines.rollout.sequence import Sequence
 
-GRAIN = 16
-"""Slots hold a multiple of this many tokens."""
 _AHEAD = 64
 """A sequence is admitted only where everyone may grow by this many tokens, or it would soon be sent back."""
-
-
-def rounded(tokens: int) -> int:
-    """The next multiple of GRAIN."""
-    return tokens + -tokens % GRAIN
 
 
 @dataclass(frozen=True)
@@ -30,10 +24,8 @@ class Budget:
 
     @classmethod
     def of(cls, max_slots: int, token_bytes: int, gb: float | None) -> Budget:
-        """gb: 10^9 bytes. RolloutError where it is not above 0."""
-        if gb is not None and not gb > 0:
-            raise RolloutError(f"kv_cache_gb={gb} must be above 0, or null for no limit")
-        return cls(max_slots, token_bytes, None if gb is None else round(gb * 1e9))
+        """gb: 10^9 bytes."""
+        return cls(max_slots, token_bytes, None if gb is None else bytes_of(gb))
 
     def fits(self, slots: int, tokens: int) -> bool:
         """Whether there may be `slots` slots of `tokens` tokens each."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from verl.core import Completion, GenRequest, RolloutError, SamplingParams
+from verl.core.checked import token_ids, whole
 from verl.core.protocols import Place
 from verl.core.rng import derive_seed
 
@@ -30,6 +31,11 @@ class Limits:
             raise RolloutError(f"request {name!r}: the prompt is empty; give at least one token (for example BOS)")
         self._check_ids(name, "prompt", ids)
         self._check_ids(name, "SamplingParams.stop_token_ids", request.params.stop_token_ids)
+        if request.params.min_tokens > 0 and len(self.ends(request.params)) == self.vocab_size:
+            raise RolloutError(
+                f"request {name!r}: min_tokens={request.params.min_tokens} leaves nothing to draw, as all "
+                f"{self.vocab_size} tokens end a completion; set min_tokens=0, or fewer stop_token_ids"
+            )
         if len(ids) >= self.max_model_len:
             raise RolloutError(
                 f"request {name!r}: {len(ids)} prompt tokens leave no room for a response in a context of "
@@ -62,13 +68,6 @@ def context_of(model_limit: int, asked: int | None) -> int:
     if not 2 <= asked <= model_limit:
         raise RolloutError(f"max_model_len={asked} must be between 2 and the {model_limit} positions of this model")
     return asked
-
-
-def positive(name: str, value: int) -> int:
-    """The option's value. RolloutError below 1."""
-    if value < 1:
-        raise RolloutError(f"{name}={value} must be 1 or more")
-    return value
 
 
 class Engine(ABC):
@@ -119,16 +118,21 @@ class Engine(ABC):
         """`n` completions a prompt, prompt-major: those of prompt i are at [i * n, (i + 1) * n), with ids "i/j".
 
         n = 1 draws with `params.seed`; with more, sample j has a seed of its own, derived from `params.seed`, j and the
-        prompt's tokens. So a prompt's completions do not depend on the other prompts, nor on its place among them.
+        prompt's tokens. So in fp32 a prompt's completions do not depend on the other prompts, nor on its place among
+        them (bf16: see SamplingParams.seed).
         RolloutError while requests from `submit` are pending: their completions would be mixed in.
         """
-        if n < 1:
-            raise RolloutError(f"generate: n={n} must be 1 or more")
+        whole("generate: n", n, 1)
+        if isinstance(prompts, str | bytes) or not hasattr(prompts, "__iter__"):
+            raise RolloutError(
+                f"generate: prompts must be a list of prompts, each a list of token ids, got {prompts!r}"
+            )
         if self.pending:
             raise RolloutError(f"generate: {self.pending} submitted requests are pending; poll until they are done")
+        clean = [token_ids(f"generate: prompt {i}", ids) for i, ids in enumerate(prompts)]
         requests = [
-            GenRequest(f"{i}/{j}", str(i), tuple(ids), params if n == 1 else _nth(params, j, ids))
-            for i, ids in enumerate(prompts)
+            GenRequest(f"{i}/{j}", str(i), ids, params if n == 1 else _nth(params, j, ids))
+            for i, ids in enumerate(clean)
             for j in range(n)
         ]
         self.submit(requests)

@@ -21,8 +21,9 @@ from transformers.generation.logits_process import LogitsProcessorList
 from verl.core import Completion, GenRequest
 from verl.core.generation import Finish
 from verl.core.protocols import Place
-from verl.engines.rollout.base import Engine, Limits, SharedWeights, context_of, positive
+from verl.engines.rollout.base import Engine, Limits, SharedWeights, context_of
 from verl.engines.rollout.hf_module import module_of
+from verl.engines.rollout.options import Options
 from verl.engines.rollout.sampling import sample
 from verl.engines.rollout.sequence import Sequence as Running
 
@@ -44,6 +45,7 @@ class HFEngine(SharedWeights, Engine):
         max_model_len: int | None = None,
         version: int = 0,
     ):
+        Options(max_sequences=max_sequences, max_model_len=max_model_len)  # refuses what is wrong
         self.policy = policy
         # A shallow copy has the same parameters and submodules, and a generation config of its own: the model's, with
         # its top-k or repetition penalty, would otherwise leak into the law.
@@ -53,7 +55,7 @@ class HFEngine(SharedWeights, Engine):
         context = context_of(getattr(text, "max_position_embeddings", None) or _UNLIMITED, max_model_len)
         self.limits = Limits(text.vocab_size, context, tuple(eos_token_ids))
         self.version = version
-        self._max_sequences = positive("max_sequences", max_sequences)
+        self._max_sequences = max_sequences
         self._waiting: list[Running] = []
 
     @property

@@ -19,9 +19,11 @@ from verl.core.protocols import Place
 from verl.engines.rollout import kernels
 from verl.engines.rollout.admission import Budget
 from verl.engines.rollout.attend import DecodeAttention
-from verl.engines.rollout.base import Engine, Limits, SharedWeights, context_of, positive
+from verl.engines.rollout.base import Engine, Limits, SharedWeights, context_of
 from verl.engines.rollout.cache import SlotCache
 from verl.engines.rollout.cpu_decoder import CPUDecoder, supported
+from verl.engines.rollout.memory import Grant, token_bytes
+from verl.engines.rollout.options import Options
 from verl.engines.rollout.prefiller import Prefiller
 from verl.engines.rollout.prefix_cache import PrefixCache
 from verl.engines.rollout.sampling import Draw, sample, sample_whole
@@ -31,6 +33,7 @@ from verl.engines.rollout.slots import Slots
 from verl.engines.rollout.stats import Stats
 from verl.models.decoder import Decoder
 from verl.models.policy import Policy
+from verl.utils.monitoring import memory_total
 
 _BURST = 8
 """Tokens still to come for which packing the weights pays."""
@@ -41,7 +44,8 @@ _LOGITS = 6 << 20
 class NativeEngine(SharedWeights, Engine):
     """RolloutEngine on a native Policy. Up to `max_sequences` decode together; more wait, and none is lost.
 
-    prefill_tokens: prompt tokens computed in one step (a longer prompt goes alone, in chunks of so many).
+    prefill_tokens: prompt tokens computed in one step (a longer prompt goes alone, in chunks of so many, and of twice
+    as many each time that a commit or a release came before it was done).
     kv_cache_gb: 10^9 bytes that the slots may take; None: no limit but max_sequences. While they grow, one layer more.
     prefix_cache_gb: 10^9 bytes, beside these, for keys of finished sequences: a request that begins like one of them
     (a second turn) starts from them. They last as long as the weights.
@@ -62,24 +66,26 @@ class NativeEngine(SharedWeights, Engine):
         compile: str = "auto",
         version: int = 0,
     ):
-        config = policy.decoder.config
+        # Refuses what is wrong of its type or range.
+        Options(max_sequences, prefill_tokens, kv_cache_gb, prefix_cache_gb, max_model_len, compile)
+        config, weight = policy.decoder.config, next(policy.parameters())
+        per_token = token_bytes(config, weight.element_size())
+        Grant(kv_cache_gb, prefix_cache_gb).check(per_token, memory_total(weight.device.type))
         self.policy = policy
         self.version = version
         context = context_of(config.max_positions, max_model_len)
         self.limits = Limits(config.vocab_size, context, tuple(eos_token_ids))
-        self._prefill_tokens = positive("prefill_tokens", prefill_tokens)
-        weight = next(policy.parameters())
+        self._prefill_tokens = prefill_tokens
         self._device = weight.device
         heads = (config.num_kv_heads, config.head_dim)
-        token_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * weight.element_size()
-        self._budget = Budget.of(positive("max_sequences", max_sequences), token_bytes, kv_cache_gb)
+        self._budget = Budget.of(max_sequences, per_token, kv_cache_gb)
         self._cache = SlotCache(config.num_layers, *heads, self._budget, weight.dtype, weight.device)
         self._slots = Slots(self._cache, self._budget)
         self._waiting = Waiting()
         self._arrivals = 0
         self._fill_next = True
         self.stats = Stats()
-        self._prefixes = PrefixCache(self._cache, token_bytes, prefix_cache_gb)
+        self._prefixes = PrefixCache(self._cache, per_token, prefix_cache_gb)
         self._prefiller = Prefiller(self._cache, self._prefixes, config.window, self._device, self.stats)
         self._fast = self._fast_decoder(compile)
         self._packed: CPUDecoder | None = None
@@ -141,9 +147,7 @@ class NativeEngine(SharedWeights, Engine):
     def abort(self, request_ids: Iterable[str]) -> list[Completion]:
         ids = set(request_ids)
         slots = self._slots
-        if slots.filling and any(s.request.id in ids for s in slots.filling.unit.members):
-            self._waiting.add_front(slots.drop_filling())
-        gone = self._waiting.remove(ids)
+        gone = slots.leave_filling(ids) + self._waiting.remove(ids)
         left = [i for i, s in enumerate(slots.running) if s.request.id in ids]
         gone += [slots.running[i] for i in left]
         slots.free(left)
@@ -193,7 +197,7 @@ class NativeEngine(SharedWeights, Engine):
         self._slots.reserve(self._slots.used)
         if filling.at == 0:
             filling.at = self._prefiller.start(tokens, slice(slot, slot + 1))
-        some = tokens[filling.at : filling.at + self._prefill_tokens]
+        some = filling.chunk(self._prefill_tokens)
         features_1F = self._prefiller.chunk(self._body(), some, slot, filling.at)
         filling.at += len(some)
         return self._enter(filling.unit, features_1F) if filling.at == len(tokens) else []

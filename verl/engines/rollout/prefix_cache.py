@@ -7,6 +7,7 @@ from torch import Tensor
 
 from verl.core import RolloutError
 from verl.engines.rollout.cache import SlotCache
+from verl.engines.rollout.memory import bytes_of
 from verl.engines.rollout.prefixes import BLOCK, Prefixes, Tokens
 
 
@@ -14,18 +15,12 @@ class PrefixCache:
     """Copies from and to the slots. Its keys are those of the weights that computed them: clear it with each version.
 
     token_bytes: keys and values of one token, all layers. gb: 10^9 bytes that it may take, 0 for none; nothing is
-    allocated before the first `keep`. RolloutError where not even one block fits.
+    allocated before the first `keep`, which raises RolloutError where the device refuses the memory.
     """
 
     def __init__(self, slots: SlotCache, token_bytes: int, gb: float):
-        block_bytes = BLOCK * token_bytes
-        blocks = int(round(gb * 1e9) / block_bytes)
-        if gb < 0 or (gb > 0 and blocks == 0):
-            raise RolloutError(
-                f"prefix_cache_gb={gb} must be 0, or enough for {BLOCK} tokens: {block_bytes / 1e9} or more"
-            )
-        self._slots = slots
-        self._prefixes = Prefixes(blocks)
+        self._slots, self._gb = slots, gb
+        self._prefixes = Prefixes(bytes_of(gb) // (BLOCK * token_bytes))
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
 
@@ -54,7 +49,7 @@ class PrefixCache:
         if not places:
             return
         if not self._keys:
-            self._keys, self._values = (self._allocate(layers) for layers in (self._slots.keys, self._slots.values))
+            self._keys, self._values = self._allocated()
         where = torch.tensor(places, device=self._keys[0].device)
         new = slice(BLOCK * first, BLOCK * (first + len(places)))
         for kept, layers in ((self._keys, self._slots.keys), (self._values, self._slots.values)):
@@ -69,6 +64,14 @@ class PrefixCache:
         """Forget everything and give the memory back."""
         self.clear()
         self._keys, self._values = [], []
+
+    def _allocated(self) -> tuple[list[Tensor], list[Tensor]]:
+        try:
+            return self._allocate(self._slots.keys), self._allocate(self._slots.values)
+        except RuntimeError as e:  # what both torch's allocators raise; nothing but they runs here
+            raise RolloutError(
+                f"rollout.prefix_cache_gb: {self._gb} GB are more than the device gives now; lower it, or set 0"
+            ) from e
 
     def _allocate(self, layers: list[Tensor]) -> list[Tensor]:
         """Per layer [blocks, KV, BLOCK, hd]. Untouched pages cost nothing on CPU."""

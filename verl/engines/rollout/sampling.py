@@ -42,7 +42,7 @@ def sample(logits_BV: Tensor, draws: Sequence[Draw]) -> tuple[list[int], list[fl
     """Token ids [B] and their fp32 log-probs [B] under the law drawn from.
 
     Greedy rows: the most probable token, and its log-prob under the model's own law at temperature 1.
-    Raises RolloutError naming the request where logits are NaN or infinite.
+    Raises RolloutError naming the request where logits are NaN or infinite, or where nothing is left to draw.
     """
     greedy = [d.params.temperature == 0 for d in draws]
     x_BV = logits_BV.to(torch.float32, copy=True)
@@ -53,7 +53,7 @@ def sample(logits_BV: Tensor, draws: Sequence[Draw]) -> tuple[list[int], list[fl
     top_B = x_BV.amax(-1, keepdim=True)
     mass_BV = (x_BV - top_B).exp_()
     total_B = mass_BV.sum(-1)
-    _check(total_B, draws)
+    _check(total_B, top_B[:, 0], draws)
     u_B = torch.from_numpy(uniforms([d.params.seed for d in draws], [d.index for d in draws])).to(x_BV.device)
     ids_B = invert(mass_BV, u_B)
     if picks_G is not None:
@@ -68,7 +68,8 @@ def sample_whole(logits_BV: Tensor, draws: Sequence[Draw], kernels: Kernels) -> 
     temperatures = torch.tensor([d.params.temperature for d in draws], dtype=torch.float32)
     u = torch.from_numpy(uniforms([d.params.seed for d in draws], [d.index for d in draws]))
     ids, logps = kernels.draw(logits_BV, temperatures, u)
-    _check(torch.where(ids < 0, torch.nan, 0.0), draws)
+    if bool((ids < 0).any()):
+        _check(torch.where(ids < 0, torch.nan, 0.0), logits_BV.amax(-1), draws)
     return ids.tolist(), logps.tolist()
 
 
@@ -108,7 +109,12 @@ def _greedy(x_BV: Tensor, draws: Sequence[Draw], greedy: list[bool]) -> Tensor |
     banned = [d.banned for g, d in zip(greedy, draws, strict=True) if g]
     mine = x_BV if all(greedy) and not any(banned) else x_BV[_rows(greedy, x_BV.device)]
     _ban(mine, banned)
-    return mine.argmax(-1)
+    picks_G = mine.argmax(-1)
+    if any(banned):
+        best_G = mine.gather(1, picks_G[:, None])[:, 0]
+        asked = [d for g, d in zip(greedy, draws, strict=True) if g]
+        _check(torch.where(best_G == -torch.inf, torch.nan, 0.0), best_G, asked)
+    return picks_G
 
 
 def _ban(x_BV: Tensor, banned: list[tuple[int, ...]]) -> None:
@@ -126,7 +132,7 @@ def _truncate(x_BV: Tensor, draws: Sequence[Draw], greedy: list[bool]) -> None:
     rows = _rows(cut, x_BV.device)
     wants = [d.params for c, d in zip(cut, draws, strict=True) if c]
     x_RV = x_BV[rows]
-    ks = torch.tensor([p.top_k or vocab for p in wants], device=x_RV.device).clamp(max=vocab)
+    ks = torch.tensor([min(p.top_k or vocab, vocab) for p in wants], device=x_RV.device)
     ps = torch.tensor([p.top_p for p in wants], dtype=torch.float64, device=x_RV.device)
     x_BV[rows] = keep_top(x_RV, ks, ps)
 
@@ -165,14 +171,21 @@ def _count(top_RW: Tensor, vocab: int, whole_R: Tensor, k_R: Tensor, p_R: Tensor
     return kept_R, floor_R, all_here_R | ((k_R >= vocab) & (kept_R < width))
 
 
-def _check(total_B: Tensor, draws: Sequence[Draw]) -> None:
+def _check(total_B: Tensor, top_B: Tensor, draws: Sequence[Draw]) -> None:
+    """RolloutError where a total is not finite. top_B: each row's largest logit, -inf where nothing is left to draw."""
     bad = (~torch.isfinite(total_B)).nonzero()[:, 0].tolist()
-    if bad:
-        names = ", ".join(repr(draws[i].name) for i in bad[:3])
+    if not bad:
+        return
+    names = ", ".join(repr(draws[i].name) for i in bad[:3])
+    if all(draws[i].banned and top_B[i] == -torch.inf for i in bad):
         raise RolloutError(
-            f"request {names}: the model's logits are not finite, so nothing can be drawn; "
-            "the weights have diverged (lower the learning rate) or dtype is too narrow (use float32)"
+            f"request {names}: nothing can be drawn, as the model gives probability to end tokens only, and min_tokens "
+            "keeps them from being drawn; set min_tokens=0"
         )
+    raise RolloutError(
+        f"request {names}: the model's logits are not finite, so nothing can be drawn; "
+        "the weights have diverged (lower the learning rate) or dtype is too narrow (use float32)"
+    )
 
 
 def _rows(flags: list[bool], device: torch.device) -> Tensor:

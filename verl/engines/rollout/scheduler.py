@@ -28,6 +28,13 @@ class Filling:
     unit: Unit
     at: int
 
+    def chunk(self, prefill_tokens: int) -> Tokens:
+        """The tokens to compute next. Twice as many for each setback: who sends new weights all the time would
+        otherwise keep the prompt from ever getting done.
+        """
+        size = prefill_tokens << max(s.setbacks for s in self.unit.members)
+        return self.unit.tokens[self.at : self.at + size]
+
 
 class Waiting:
     """Sequences without a slot, keyed by the tokens that their prefill would compute.

@@ -14,13 +14,15 @@ from verl.engines.rollout.sampling import Draw
 class Sequence:
     """A request and what was drawn for it so far. `ends` finish it with `stop`, `room` tokens with `length`.
 
-    arrival: its number among all that the engine was given.
+    arrival: its number among all that the engine was given. setbacks: how often its prompt was filled in in part and
+    then lost, to new weights or because the cache was given back.
     """
 
     request: GenRequest
     ends: tuple[int, ...]
     room: int
     arrival: int = 0
+    setbacks: int = 0
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)

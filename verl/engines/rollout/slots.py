@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from verl.engines.rollout.admission import Admission, Budget
 from verl.engines.rollout.cache import SlotCache
 from verl.engines.rollout.scheduler import Filling
@@ -70,6 +72,17 @@ class Slots:
         self.filling = None
         return gone
 
+    def leave_filling(self, ids: set[str]) -> list[Sequence]:
+        """Take these requests out of the prompt that is being filled in, which goes on for those that are left."""
+        if self.filling is None:
+            return []
+        unit = self.filling.unit
+        gone = [s for s in unit.members if s.request.id in ids]
+        self.filling.unit = replace(unit, members=tuple(s for s in unit.members if s.request.id not in ids))
+        if not self.filling.unit.members:
+            self.filling = None
+        return gone
+
     def free(self, slots: list[int]) -> None:
         """Let go of these slots; sequences at the end move into the holes, so that the running ones stay in front."""
         before, count = len(self.running), len(self.running) - len(slots)
@@ -85,7 +98,12 @@ class Slots:
             self.cache.move([before], [count], self.filling.at)
 
     def clear(self) -> list[Sequence]:
-        """Let go of everything; the sequences that were here, oldest first."""
+        """Let go of everything; the sequences that were here, oldest first. Those of a prompt that was being filled
+        in lose what it had.
+        """
+        if self.filling and self.filling.at > 0:
+            for s in self.filling.unit.members:
+                s.setbacks += 1
         gone = sorted(self.running + self.drop_filling(), key=lambda s: s.arrival)
         self.running = []
         return gone
