@@ -16,7 +16,7 @@ GB = 1e9
 PROCESS_GB = 0.5
 """Resident before any model: Python, torch and other libraries, the data set, the tokenizer, compiled kernels."""
 _PIECES = 0.2
-"""Of activations, on a host: freed memory between them that fits nothing (updates of 2,048 to 8,192 tokens, measured)."""
+"""Of activations, on a host: freed memory between them that fits nothing (measured at 2,048 to 8,192 tokens)."""
 _SLOT_TOKENS = 64
 """The KV cache grows to a multiple of this many tokens (`SlotCache`), and by half the slots that it had."""
 _LOGITS_AT_ONCE = 2**26
