@@ -64,6 +64,7 @@ def test_memory_by_hand(folder: Path) -> None:
         }
     )
     assert ref.kept == pytest.approx({"weights": 2 * with_head / 1e9}) and ref.passing == {}
+    assert actor.passing["freed memory in pieces"] == pytest.approx(actor.passing["activations (rough)"] / 5)
     logits = 2048 * 50 * 2 * 2  # of a micro-batch, and their gradient: 10 x 3 x 128 tokens are sampled, which is more
     assert actor.passing["logits and their gradient"] == pytest.approx(logits / 1e9) and "KV cache" not in critic.kept
     kept = (2 + 4 + 8 + 4) * (with_head + without) + 2 * with_head + 45 * 192 * 96
