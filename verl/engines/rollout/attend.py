@@ -13,8 +13,8 @@ from verl.engines.rollout.kernels import Places
 from verl.engines.rollout.prefill import Part, PrefillPlan
 from verl.models.attention import PackedAttention
 
-_LONG = 1024
-"""Prompts from here on are attended as squares, not row by row."""
+_LONG, _LONG_PLAIN = 256, 1024
+"""Prompts from here on are attended as squares, not row by row: with the kernels of training, and without."""
 
 
 class PrefillAttention:
@@ -39,7 +39,7 @@ class PrefillAttention:
     @property
     def places(self) -> Places | None:
         """Of all tokens, for a kernel that does the rest itself; None where its way is the slower one."""
-        if max(self._plan.positions) >= _LONG:
+        if max(self._plan.positions) >= (_LONG_PLAIN if self._inner.kernels is None else _LONG):
             return None
         slots = torch.empty(len(self._plan.token_ids), dtype=torch.int64)
         copies = torch.empty_like(slots)

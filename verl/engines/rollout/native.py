@@ -86,7 +86,9 @@ class NativeEngine(SharedWeights, Engine):
         self._fill_next = True
         self.stats = Stats()
         self._prefixes = PrefixCache(self._cache, per_token, prefix_cache_gb)
-        self._prefiller = Prefiller(self._cache, self._prefixes, config.window, self._device, self.stats)
+        self._prefiller = Prefiller(
+            self._cache, self._prefixes, config.window, self._device, self.stats, policy.kernels
+        )
         self._fast = self._fast_decoder(compile)
         self._packed: CPUDecoder | None = None
 

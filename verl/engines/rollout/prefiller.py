@@ -18,6 +18,7 @@ from verl.engines.rollout.prefix_cache import PrefixCache
 from verl.engines.rollout.scheduler import Unit
 from verl.engines.rollout.stats import Stats
 from verl.models.attention import PackedAttention
+from verl.models.kernels import Kernels
 from verl.models.plan import Plan
 
 Body = Callable[[Tensor, Tensor, Any], Tensor]
@@ -25,7 +26,8 @@ Body = Callable[[Tensor, Tensor, Any], Tensor]
 
 
 class Prefiller:
-    """Computes the keys, values and last features of prompts. window: per layer, as in DecoderConfig."""
+    """Computes the keys, values and last features of prompts. window: per layer, as in DecoderConfig; kernels: of the
+    policy."""
 
     def __init__(
         self,
@@ -34,7 +36,9 @@ class Prefiller:
         window: Callable[[int], int | None],
         device: torch.device,
         stats: Stats,
+        kernels: Kernels | None = None,
     ):
+        self._kernels = kernels
         self._cache, self._window, self._device, self._stats = cache, window, device, stats
         self._prefixes = prefixes
         self._kept: Prefix | None = None
@@ -95,7 +99,7 @@ class Prefiller:
 
     def _forward(self, body: Body, plan: PrefillPlan) -> Tensor:
         """[U, F] features of the last token of each prompt, computed in one packed forward."""
-        inner = PackedAttention(Plan.of(plan.blocks, self._device), self._window)
+        inner = PackedAttention(Plan.of(plan.blocks, self._device), self._window, self._kernels)
         hidden = body(
             torch.tensor(plan.token_ids, device=self._device),
             torch.tensor(plan.positions, device=self._device),
