@@ -350,3 +350,16 @@ def test_diverged_weights_name_the_request_and_recover(make: Make) -> None:
         weight.copy_(good)
     for i, c in drain(engine, len(asked)).items():
         same(c, want[int(i[1:])])
+
+
+def test_counts_only_grow_and_say_what_was_prefilled(make: Make) -> None:
+    """An engine that counts does so from 0; a prompt of several samples is prefilled once."""
+    engine = make()
+    assert not any(engine.counts().values())
+    engine.generate([PROMPTS[0]], SamplingParams(max_tokens=3), n=4)
+    first = engine.counts()
+    engine.generate([PROMPTS[1]], SamplingParams(max_tokens=3))
+    assert set(first) == set(engine.counts()) and all(engine.counts()[name] >= n for name, n in first.items())
+    if first:
+        assert first == {"prefilled_tokens": 9, "reused_tokens": 0, "preemptions": 0}
+        assert engine.counts()["prefilled_tokens"] == 9 + 3

@@ -36,6 +36,7 @@ class Script:
         self.retired: set[int] = set()
         self.asked: list[list[int]] = []
         self.finish: dict[tuple[int, int], str] = {}
+        self.told = 0
 
     enough = property(lambda self: len(self.prompts) - len(self.retired) >= self.per_step)
 
@@ -46,6 +47,10 @@ class Script:
         taken = set(taken)
         self.turn = turn
         return [i for i in range(len(self.prompts)) if i not in taken][:count]
+
+    def counts(self):
+        self.told += 5
+        return {"preemptions": self.told}
 
     def sample(self, step, prompts, first_group=0):
         self.asked.append(list(prompts))
@@ -95,6 +100,7 @@ def test_without_a_filter_there_is_one_round_and_all_are_kept() -> None:
     got = collector(script).collect(1, phase)
     assert script.asked == [[0, 1, 2, 3]] and got.batch.num_seqs == 8
     assert not [name for name in got.metrics if name.startswith("filter/")]
+    assert got.metrics.values_by_name()["rollout/preemptions"] == 5, "those of this step alone"
     np.testing.assert_array_equal(got.batch["reward"], [0, 0, 1, 0, 1, 1, 0, 0])
 
 

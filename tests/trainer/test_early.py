@@ -47,6 +47,9 @@ class SlowEngine:
     def submit(self, requests: Sequence[GenRequest]) -> None:
         self.open += requests
 
+    def counts(self) -> dict[str, int]:
+        return {}
+
     def poll(self) -> list[Completion]:
         self.polls += 1
         if self.fault is not None and self.polls == 3:

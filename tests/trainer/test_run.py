@@ -216,3 +216,25 @@ def test_the_smallest_kv_cache_that_the_dry_run_accepts_serves_the_longest_promp
     assert run(cfg).steps_trained == 3
     with pytest.raises(ConfigError, match="^rollout.kv_cache_gb"):
         read_inputs(tiny_run.config(tmp_path, rollout={"kv_cache_gb": least}, eval={"max_response_tokens": 64}))
+
+
+def test_what_the_engine_counts_in_a_step_is_in_its_metrics(tmp_path) -> None:
+    """A full cache sends sequences back, which are prefilled again; evaluation is left out."""
+    with pytest.raises(ConfigError, match="^rollout.kv_cache_gb") as error:
+        read_inputs(tiny_run.config(tmp_path, rollout={"max_response_tokens": 96, "kv_cache_gb": 1e-9}))
+    least = float(str(error.value).split("set it to ")[1].split(" or more")[0])
+    counted = {}
+    for name, gb, every in (("free", None, 0), ("evaluated", None, 1), ("tight", 3 * least, 0)):
+        cfg = tiny_run.config(
+            tmp_path,
+            rollout={"max_response_tokens": 96, "kv_cache_gb": gb},
+            eval={"every": every},
+            trainer={"output_dir": str(tmp_path / name), "num_episodes": 1, "max_steps_per_episode": 2},
+        )
+        run(cfg)
+        rows = [row for row in tiny_run.metrics(tmp_path / name) if "reward" in row]
+        counted[name] = [{k: row[f"rollout/{k}"] for k in ("prefilled_tokens", "preemptions")} for row in rows]
+    assert counted["free"] == counted["evaluated"] and len(counted["free"]) == 2
+    for free, tight in zip(counted["free"], counted["tight"], strict=True):
+        assert free["preemptions"] == 0 < free["prefilled_tokens"]
+        assert tight["preemptions"] > 0 and tight["prefilled_tokens"] > free["prefilled_tokens"]

@@ -29,6 +29,9 @@ class Echo:
         self.requests += requests
         self.open = list(requests)
 
+    def counts(self):
+        return {}
+
     def poll(self):
         done, self.open = self.open, []
         return [Completion(r.id, (7,), (-1.0,), "stop", (0,)) for r in reversed(done)]

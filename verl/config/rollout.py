@@ -39,7 +39,7 @@ class RolloutConfig(Section):
     sampling: SamplingConfig = SamplingConfig()
     """Law of training samples."""
     max_sequences: int = Field(256, ge=1)
-    """Sequences decoded at one time (native)."""
+    """Sequences decoded at one time."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Kernels of cached decoding, made by this machine's C++ compiler (2 s, once; native, CPU, bfloat16). `auto`: where
     there is one.

@@ -1,4 +1,4 @@
-"""The seams: what a backend must offer. Each Protocol has at most eight members."""
+"""The seams: what a backend must offer. Each Protocol has at most nine members."""
 
 from __future__ import annotations
 
@@ -45,6 +45,9 @@ class RolloutEngine(Protocol):
 
     def place(self, where: Place) -> None:
         """`released` gives the KV cache back while training; `device` takes it again."""
+
+    def counts(self) -> Mapping[str, int]:
+        """What it has counted since it was made; numbers only grow. A step's share is logged as `rollout/NAME`."""
 
 
 class TrainEngine(Protocol):

@@ -68,6 +68,7 @@ class Collector:
         """One round, or as many as the filter asks for and allows."""
         scored: list[Scored] = []
         rounds, overlapped, prompts = 0, 0.0, self.source.planned(step)
+        before = self.source.counts()
         while prompts:
             with EarlyRewards(self.reward) as early:
                 groups = self._sample(step, prompts, len(scored), early, phase)
@@ -78,6 +79,8 @@ class Collector:
         kept = [i for i, s in enumerate(scored) if s.kept][: self.target]
         self._check_full(step, rounds, len(kept), len(scored))
         metrics = self._metrics(rounds, len(kept), scored).sum("perf/reward_overlap", overlapped)
+        for name, count in self.source.counts().items():
+            metrics.sum(f"rollout/{name}", float(count - before.get(name, 0)))
         self._retire(step, scored, metrics)
         rewards = Rewards.concat([s.rewards for s in scored])
         trajectories = [t for s in scored for t in s.group.samples]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -85,6 +85,10 @@ class OnDemandSource:
                     place: Group(prompts[place], tuple(row[: self.n]), row[self.n] if self.greedy else None)
                     for place, row in done
                 }
+
+    def counts(self) -> Mapping[str, int]:
+        """What the engine has counted since it was made, evaluation included."""
+        return self.worker.counts()
 
     @property
     def enough(self) -> bool:

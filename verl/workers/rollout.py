@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -66,6 +66,10 @@ class RolloutWorker:
                     places.append(place)
                 full = (p for p in dict.fromkeys(places) if len(rows[p]) == n + greedy)
                 yield [(p, [rows[p][k] for k in range(n + greedy)]) for p in full]
+
+    def counts(self) -> Mapping[str, int]:
+        """What the engine has counted since it was made."""
+        return self.engine.counts()
 
     def _run(self, requests: Sequence[GenRequest]) -> Generator[list[Completion], None, None]:
         """What each step of the engine completes. Closed or failing early, it leaves no request in the engine."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -113,6 +113,10 @@ class Engine(ABC):
     @abstractmethod
     def place(self, where: Place) -> None:
         """`released` or `host` gives the cache back; `device` needs nothing: the next poll allocates."""
+
+    def counts(self) -> Mapping[str, int]:
+        """Nothing, where an engine does not count."""
+        return {}
 
     def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int = 1) -> list[Completion]:
         """`n` completions a prompt, prompt-major: those of prompt i are at [i * n, (i + 1) * n), with ids "i/j".

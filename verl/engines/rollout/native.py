@@ -8,7 +8,8 @@ turns with decoding. Where the cache may not grow any more, the youngest go back
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from itertools import pairwise
 
 import torch
@@ -113,6 +114,10 @@ class NativeEngine(SharedWeights, Engine):
     def pending(self) -> int:
         filling = self._slots.filling
         return len(self._waiting) + len(self._slots.running) + (len(filling.unit.members) if filling else 0)
+
+    def counts(self) -> Mapping[str, int]:
+        """As in Stats."""
+        return asdict(self.stats)
 
     @property
     def cache_bytes(self) -> int:

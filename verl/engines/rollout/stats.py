@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Stats:
-    """Counts that only grow.
+    """Counts that only grow; a step's share is the metric rollout/NAME.
 
     prefilled_tokens: computed in prefills, again after a preemption; a prompt of several samples counts once.
     reused_tokens: beginnings of prompts that were read from the prefix cache, counted as above.
