@@ -10,6 +10,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
+from verl.models.compiler import CompileError, compiler
+
 CORPUS = [
     "What is 1 + 2 ? The answer is 3 .",
     "State the final answer to the following problem: 7 + 8 =",
@@ -29,6 +31,13 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen2": {},
     "qwen3": {"head_dim": 8},
 }
+
+
+def has_compiler() -> bool:
+    try:
+        return bool(compiler())
+    except CompileError:
+        return False
 
 
 @lru_cache(maxsize=1)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -11,21 +14,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.models.helpers import BF16, FP32, family_batch
+from tests.models.helpers import BF16, FP32, HF, family_batch
 from tests.models.test_packed import TREES, Table, Tree, blocks_of, loop_attention
-from tests.tiny import make_model
+from tests.tiny import has_compiler, make_model
 from verl.core import ConfigError
+from verl.models import compiler, ops
 from verl.models import kernels as kernels_module
-from verl.models import ops
 from verl.models.attention import PackedAttention
-from verl.models.compiler import compiler
+from verl.models.compiler import CompileError
 from verl.models.kernels import Kernels, load
 from verl.models.load import load_policy, load_value_model
 from verl.models.logprobs import token_logprobs, token_scores
 from verl.models.packed import PackedInput
 from verl.models.plan import Block, Plan
 
-pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
+pytestmark = pytest.mark.skipif(not has_compiler(), reason="no C++ compiler on this machine")
 ROUNDING = 2.0**-8
 """Relative error of one rounding to bf16, and a bound of the root mean square of some."""
 
@@ -58,13 +61,7 @@ def test_gate(shape: tuple[int, ...]) -> None:
     def step(k: Kernels | None, gate: Tensor, up: Tensor) -> Tensor:
         return ops.silu_mul(gate * 8, up, k)
 
-    inputs = [noise(*shape), noise(*shape, seed=1)]
-    check(step, inputs)
-    gate, up = inputs
-    want = torch.nn.functional.silu(gate.double()) * up.double()
-    with torch.no_grad():
-        got = ops.silu_mul(gate, up, load())
-    assert got.data_ptr() == gate.data_ptr() and (got.double() - want).norm() <= ROUNDING * want.norm()
+    check(step, [noise(*shape), noise(*shape, seed=1)])
 
 
 @pytest.mark.parametrize("dim", [8, 32, 64, 96])
@@ -172,13 +169,25 @@ def test_gradients_of_a_model_are_no_further_from_fp32_than_torchs(tmp_path: Pat
 
 
 def test_compile_on_is_refused_where_it_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = make_model(tmp_path / "m")
-    with pytest.raises(ConfigError, match=r"^model.compile=on: the kernels are for bfloat16 on a CPU; set auto or off"):
-        load_policy(folder, FP32.model_copy(update={"compile": "on"}))
-    assert load_policy(folder, BF16.model_copy(update={"compile": "on"})).kernels is load()
+    folder, on = make_model(tmp_path / "m"), {"compile": "on"}
+    with pytest.raises(ConfigError, match=r"^model.compile=on: the kernels are for bfloat16 on a CPU, this is float32"):
+        load_policy(folder, FP32.model_copy(update=on))
+    with pytest.raises(ConfigError, match=r"^model.compile=on: the kernels are for native models, and .* on transf"):
+        load_policy(folder, HF.model_copy(update=on))
+    policy = load_policy(folder, BF16.model_copy(update=on))
+    assert policy.kernels is load() and "compiled kernels (but for attention: head size 8" in policy.described
     assert load_value_model(folder, BF16).model.kernels is load()
-    monkeypatch.setattr(kernels_module, "compiler", lambda: None)
-    assert load_policy(folder, BF16).kernels is None
+    wide = load_policy(make_model(tmp_path / "w", head_dim=16), BF16)
+    assert wide.described == "native implementation, compiled kernels"
+    load.cache_clear()
+    monkeypatch.setattr(kernels_module, "compiled", _fails)
+    policy = load_policy(folder, BF16)
+    assert policy.kernels is None
+    assert policy.described == "native implementation, without compiled kernels (model.compile: it broke)"
+
+
+def _fails(*args: object) -> None:
+    raise CompileError("it broke")
 
 
 def test_a_model_that_was_moved_or_cast_computes_with_torch(tmp_path: Path) -> None:
@@ -189,3 +198,81 @@ def test_a_model_that_was_moved_or_cast_computes_with_torch(tmp_path: Path) -> N
         moved = load_policy(folder, BF16).float()
         want = token_logprobs(load_policy(folder, FP32), packed, 1.0)[0]
         torch.testing.assert_close(token_logprobs(moved, packed, 1.0)[0], want)
+
+
+def test_room_does_not_follow_the_default_dtype() -> None:
+    x, weight = noise(200, 64).requires_grad_(), noise(64, seed=1).requires_grad_()
+    want = torch.autograd.grad(ops.rms_norm(x, weight, 1e-6, load()).sum(), [x, weight])
+    default = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float64)
+        got = torch.autograd.grad(ops.rms_norm(x, weight, 1e-6, load()).sum(), [x, weight])
+    finally:
+        torch.set_default_dtype(default)
+    assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
+
+
+def test_what_lies_otherwise_in_memory_is_computed_all_the_same() -> None:
+    both = noise(6, 80)
+    gate, up = both.chunk(2, -1)
+    want = ops.silu_mul(gate.contiguous(), up.contiguous(), load())
+    assert torch.equal(ops.silu_mul(gate, up, load()), want)
+    row = noise(1, 40)
+    assert torch.equal(ops.silu_mul(both[:, :40], row, load()), ops.silu_mul(both[:, :40], row))
+    weight = noise(128)[::2]
+    x = noise(5, 64, seed=3)
+    assert torch.equal(ops.rms_norm(x, weight, 1e-6, load()), ops.rms_norm(x, weight.contiguous(), 1e-6, load()))
+    turned = noise(7, 3, 32)
+    one = noise(1, 1, 16)
+    assert torch.equal(ops.rotate(turned, one, one, load()), ops.rotate(turned, one.expand(7, 1, 16), one, None))
+
+
+def test_what_does_not_belong_together_is_refused() -> None:
+    q, k, v = (noise(39, n, 16, seed=n) for n in (2, 1, 1))
+    with pytest.raises(IndexError, match="attention of 40 tokens was given 39, 39 and 39"):
+        attention([Block(0, 40)], None)(load(), q, k, v)
+    z, begin = noise(3, 20), torch.arange(4)
+    law = load().law(z, 1.0, False, False)
+    with pytest.raises(IndexError, match="outside of the 20 of the vocabulary"):
+        load().law_backward(z, 1.0, law, (torch.ones(3), torch.tensor([1, -1, 3]), begin), None)
+
+
+def test_a_second_derivative_is_refused_rather_than_zero() -> None:
+    gate, up = noise(4, 16).requires_grad_(), noise(4, 16, seed=1)
+    (slope,) = torch.autograd.grad(ops.silu_mul(gate, up, load()).square().sum(), gate, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        slope.sum().backward()
+
+
+def test_a_policy_with_kernels_can_be_copied_and_pickled(tmp_path: Path) -> None:
+    policy = load_policy(make_model(tmp_path / "m", dtype=torch.bfloat16, head_dim=16), BF16)
+    packed = PackedInput.of(family_batch(), True)
+    with torch.no_grad():
+        want = token_logprobs(policy, packed, 1.0)[0]
+        for copy in (deepcopy(policy), pickle.loads(pickle.dumps(policy))):
+            assert copy.kernels is load() and torch.equal(token_logprobs(copy, packed, 1.0)[0], want)
+
+
+def test_a_damaged_or_half_made_file_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    source = tmp_path / "one.cpp"
+    source.write_text('extern "C" int one() { return 1; }')
+    for damage in (None, b"", b"garbage"):
+        compiler.compiled.cache_clear()
+        if damage is not None:
+            (made,) = (tmp_path / "verl").glob("one-*.so")
+            made.unlink()
+            made.write_bytes(damage)
+        assert compiler.compiled("one", (source,)).one() == 1
+    with ThreadPoolExecutor(3) as pool:  # no two of them in each other's way
+        sources = []
+        for i in range(3):
+            sources.append(tmp_path / f"s{i}.cpp")
+            sources[-1].write_text(f'extern "C" int one() {{ return {i}; }}')
+        made = list(pool.map(lambda s: compiler.compiled(s.stem, (s,)).one(), sources))
+    assert made == [0, 1, 2] and not list((tmp_path / "verl").glob(".making-*"))
+    compiler.compiled.cache_clear()
+    source.write_text("not C++")
+    with pytest.raises(CompileError, match=r"failed on one.cpp \(.*error.*\)"):
+        compiler.compiled("one", (source,))
+    compiler.compiled.cache_clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.tiny import make_model
+from tests.tiny import has_compiler, make_model
 from verl.config.models import ModelConfig
 from verl.config.rollout import RolloutConfig
 from verl.core import ConfigError, RolloutError, SamplingParams
@@ -27,7 +28,7 @@ from verl.models.ops import rotate
 from verl.models.packed import PackedInput
 from verl.models.policy import Policy
 
-COMPILED = pytest.mark.skipif(kernels.compiler() is None, reason="no C++ compiler on this machine")
+COMPILED = pytest.mark.skipif(not has_compiler(), reason="no C++ compiler on this machine")
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3"]
 
 
@@ -260,28 +261,37 @@ def plain_law(policy: Policy, ids: list[int]) -> Tensor:
         return torch.log_softmax(policy.logits(features)[0].float(), -1)
 
 
-def test_compile_on_is_refused_where_it_cannot_be(
+def test_compile_on_is_refused_where_it_cannot_be_and_auto_says_why(
     policies: dict[str, Policy], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     folder = make_model(tmp_path / "fp32")
-    with pytest.raises(RolloutError, match=r"^rollout.compile=on: the kernels are for bfloat16"):
+    with pytest.raises(ConfigError, match=r"^rollout.compile=on: the kernels are for bfloat16"):
         rollout.load("native", folder, dtype="float32", device="cpu", compile="on")
     if not supported(policies["llama"]):
         pytest.skip("this CPU has no bf16 products")
-    for module in (kernels, compiler):
-        monkeypatch.setattr(module, "compiler", lambda: None)
-    _forget()
-    with pytest.raises(ConfigError, match=r"^rollout.compile=on needs a C\+\+ compiler"):
-        rollout.attach("native", policies["llama"], rollout_config("on"))
-    assert (
-        rollout.attach("native", policies["llama"], rollout_config("auto")).described
-        == "without compiled kernels (see rollout.compile)"
-    )
-    for module in (kernels, compiler):
-        monkeypatch.setattr(module, "compiler", lambda: "/bin/false")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(ConfigError, match=r"^rollout.compile: /bin/false failed on decode.cpp"):
-        rollout.attach("native", policies["llama"], rollout_config("auto"))
+
+    def both(reason: str) -> None:
+        _forget()
+        with pytest.raises(ConfigError, match=rf"^rollout.compile=on: {reason}.*; set auto or off$"):
+            rollout.attach("native", policies["llama"], rollout_config("on"))
+        said = rollout.attach("native", policies["llama"], rollout_config("auto")).described
+        assert re.fullmatch(rf"without compiled kernels \(rollout.compile: {reason}.*\)", said), said
+
+    with monkeypatch.context() as here:
+        here.setattr(compiler.shutil, "which", lambda name: None)
+        here.delenv("CXX", raising=False)
+        both(r"no C\+\+ compiler here")
+        here.setenv("CXX", "/nowhere/c++ -x")
+        both("the environment variable CXX names /nowhere/c")
+    with monkeypatch.context() as here:
+        here.setenv("XDG_CACHE_HOME", str(tmp_path))
+        here.setenv("CXX", "/bin/false")
+        both("/bin/false failed on decode.cpp")
+        here.setenv("CXX", "env true")
+        both("env failed on decode.cpp")
+        (tmp_path / "file").touch()
+        here.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+        both("what is compiled cannot be kept or loaded")
     _forget()
 
 

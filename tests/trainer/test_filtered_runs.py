@@ -234,6 +234,28 @@ def test_fp32_head_is_refused_before_a_model_loads(tmp_path, sections) -> None:
         read_inputs(tiny_run.config(tmp_path, "grpo", **sections))
 
 
+@pytest.mark.parametrize(
+    "sections,message",
+    [
+        (
+            {"model": {"compile": "on", "dtype": "float32"}},
+            r"^model\.compile=on: the kernels are for bfloat16 on a CPU",
+        ),
+        (
+            {"model": {"compile": "on", "implementation": "transformers"}, "rollout": {"backend": "hf"}},
+            r"^model\.compile=on: the kernels are for native models",
+        ),
+        (
+            {"rollout": {"compile": "on"}, "model": {"dtype": "float32"}},
+            r"^rollout\.compile=on: the kernels are for bf",
+        ),
+    ],
+)
+def test_kernels_that_cannot_be_are_refused_before_a_model_loads(tmp_path, sections, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_inputs(tiny_run.config(tmp_path, "grpo", **sections))
+
+
 def test_pass_at_k_of_evaluation(tmp_path) -> None:
     """Chance by counting all subsets; n itself is there though it is no power of two."""
     from itertools import combinations

@@ -43,7 +43,7 @@ class ModelConfig(Section):
     """Compute logits in fp32 whatever the dtype, in training and in generation (native models)."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Kernels between the matrix products of training and scoring, made by this machine's C++ compiler (seconds, once;
-    native models, CPU, bfloat16). `auto`: where there is a compiler. Same numbers to rounding.
+    native models, CPU, bfloat16). `auto`: where one works; the run says where not. Same numbers to rounding.
     """
     trust_remote_code: bool = False
     """Run Python code that comes with a model. Off unless you trust its author."""

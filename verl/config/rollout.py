@@ -42,7 +42,7 @@ class RolloutConfig(Section):
     """Sequences decoded at one time."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Kernels of cached decoding, made by this machine's C++ compiler (2 s, once; native, CPU, bfloat16). `auto`: where
-    there is one.
+    one works; the run says where not.
     """
     prefill_tokens: int = Field(4096, ge=1)
     """Prompt tokens computed in one prefill step (native). A longer prompt is computed in chunks of so many, by turns

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import numbers
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,11 +21,13 @@ def whole(name: str, value: Any, least: int | None = None) -> int:
 
 def real(name: str, value: Any, ok: Callable[[Any], bool], want: str) -> float:
     """The value as a float. RolloutError, which says `want`, where it is no finite number, or not `ok`."""
-    is_real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    # NaN fails the comparison, and so does an int that no float can hold.
-    if not is_real or not abs(value) <= sys.float_info.max or not ok(value):
+    try:
+        number = float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else math.nan
+    except OverflowError:  # an int that no float can hold
+        number = math.inf
+    if not math.isfinite(number) or not ok(number):
         raise RolloutError(f"{name}={value!r} must be {want}")
-    return float(value)
+    return number
 
 
 def choice(name: str, value: Any, known: Sequence[str]) -> str:

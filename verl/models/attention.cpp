@@ -73,9 +73,10 @@ static void transpose(const float* x, int64_t rows, int64_t dim, float* out, int
 extern "C" {
 
 // Problem u: queries query[query_at[u] ..), keys key[key_at[u] ..); seen[u]: bytes [queries, keys], or null where the queries
-// are the keys and order decides. q [., heads, dim], k and v [., groups, dim], their tokens the strides apart.
+// are the keys and each sees the `window` last ones (0: all) up to itself. q [., heads, dim], k and v [., groups, dim], their
+// tokens the strides apart.
 struct Problems {
-  int64_t count, heads, groups, dim;
+  int64_t count, heads, groups, dim, window;
   const int64_t *query_at, *key_at, *query, *key;
   const uint8_t* const* seen;
   const bf16 *q, *k, *v;
@@ -102,7 +103,7 @@ struct Task {
 
   // Which keys the queries [first, first + count) see, as [begin, end) with begin a multiple of 16.
   void bounds(int64_t first, int64_t count, int64_t* begin, int64_t* end) const {
-    *begin = 0, *end = std::min(first + count, keys);
+    *begin = p.window && first >= p.window ? (first - p.window + 1) / 16 * 16 : 0, *end = std::min(first + count, keys);
     if (!seen) return;
     *begin = keys, *end = 0;
     for (int64_t r = first; r < first + count; ++r) {
@@ -126,6 +127,7 @@ struct Task {
       for (int64_t j = end; j < stop; ++j) s[j] = kNever;
     } else {
       for (int64_t j = row + 1; j < stop; ++j) s[j] = kNever;
+      for (int64_t j = begin; p.window && j <= row - p.window; ++j) s[j] = kNever;
     }
   }
 };

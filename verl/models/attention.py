@@ -41,7 +41,8 @@ class PackedAttention:
 
     def __call__(self, layer: int, q_PHd: Tensor, k_PKd: Tensor, v_PKd: Tensor) -> Tensor:
         heads, dim = q_PHd.shape[1:]
-        if self.kernels is not None and self.kernels.takes(q_PHd, k_PKd, v_PKd) and dim % 16 == 0:
+        fits = takes_heads(dim) and heads % k_PKd.shape[1] == 0
+        if self.kernels is not None and fits and self.kernels.takes(q_PHd, k_PKd, v_PKd):
             return FusedAttention.apply(q_PHd, k_PKd, v_PKd, self._problems_of(self.window(layer)), self.kernels)
         inputs = {q_PHd.dtype: (q_PHd, k_PKd, v_PKd)}
         outs = []
@@ -69,6 +70,11 @@ class PackedAttention:
             allowed = [bucket.allowed(window) for bucket in self.plan.buckets]
             self._masks[window] = [a if a is None else a.unsqueeze(1) for a in allowed]
         return self._masks[window]
+
+
+def takes_heads(dim: int) -> bool:
+    """Whether the kernels attend with heads of this size."""
+    return dim % 16 == 0
 
 
 def _kind(q: Tensor, bucket: Bucket) -> torch.dtype:

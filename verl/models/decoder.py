@@ -95,9 +95,12 @@ class Decoder(nn.Module):
         self.recompute = False
         """Whether a layer's activations are computed once more in backward, rather than kept."""
         self.kernels: Kernels | None = None
+        self.without_kernels = ""
+        """Why there are none, where that is worth a word."""
 
-    def use(self, kernels: Kernels | None) -> None:
-        """Compute with these between the products (a CPU in bf16), or with torch's."""
+    def use(self, kernels: Kernels | None, without: str = "") -> None:
+        """Compute with these between the products (a CPU in bf16), or with torch's; without: why there are none."""
+        self.without_kernels = without
         for module in self.modules():
             if isinstance(module, RMSNorm | Attention | MLP | Decoder):
                 module.kernels = kernels

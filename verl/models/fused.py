@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from verl.models.kernels import Kernels
 from verl.models.ragged import Ragged
@@ -23,6 +24,7 @@ class FusedNorm(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, scale = ctx.saved_tensors
         return *ctx.kernels.norm_backward(x, weight, scale, grads[0].contiguous()), None, None
@@ -33,11 +35,13 @@ class FusedGate(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor, kernels: Kernels) -> Tensor:
+        gate, up = gate.contiguous(), up.contiguous()
         ctx.save_for_backward(gate, up)
         ctx.kernels = kernels
         return kernels.gate(gate, up)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         gate, up = ctx.saved_tensors
         return *ctx.kernels.gate_backward(gate, up, grads[0].contiguous()), None
@@ -53,6 +57,7 @@ class FusedRotate(torch.autograd.Function):
         return kernels.turn(x.contiguous(), cos, sin, 1.0)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         cos, sin = ctx.saved_tensors
         return ctx.kernels.turn(grads[0].contiguous(), cos, sin, -1.0), None, None, None
@@ -70,6 +75,7 @@ class FusedAttention(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, norm = ctx.saved_tensors
         return *ctx.kernels.attend_backward(ctx.problems, (q, k, v), out, norm, grads[0].contiguous()), None, None

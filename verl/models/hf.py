@@ -21,6 +21,7 @@ class TransformersPolicy(nn.Module):
     """
 
     implementation = "transformers"
+    described = "transformers implementation"
     shares_prompt = False
     kernels: Kernels | None = None
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from verl.core.errors import ConfigError
-from verl.models.compiler import compiled, compiler
+from verl.models.compiler import choose, compiled
 from verl.models.law import Law
 from verl.models.ragged import Ragged
 
 _SOURCES = tuple(Path(__file__).with_name(name) for name in ("attention.cpp", "steps.cpp", "bf16.h"))
 _CHUNK = 64
 """Rows of one part of a norm weight's gradient, as in steps.cpp."""
+_PLAIN = (Tensor, torch.nn.Parameter)
 _I, _P, _F = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
 _SIGNATURES = {
     "attend_forward": [_P] * 3,
@@ -33,7 +34,7 @@ _SIGNATURES = {
 
 class _Problems(ctypes.Structure):
     _fields_ = [
-        *((name, _I) for name in ("count", "heads", "groups", "dim")),
+        *((name, _I) for name in ("count", "heads", "groups", "dim", "window")),
         *((name, _P) for name in ("query_at", "key_at", "query", "key", "seen", "q", "k", "v")),
         *((name, _I) for name in ("q_stride", "k_stride", "v_stride")),
     ]
@@ -48,28 +49,32 @@ class Kernels:
             function.argtypes, function.restype = arguments, None
         self._c = library
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy, here or in another process, is that process's own."""
+        return load, ()
+
     def takes(self, *tensors: Tensor) -> bool:
-        """Whether these are bf16 on the CPU: a module may have been moved since it was loaded."""
-        return all(x.dtype == torch.bfloat16 and x.device.type == "cpu" for x in tensors)
+        """Whether these are plain bf16 on the CPU: a module may have been moved since it was loaded."""
+        return all(type(x) in _PLAIN and x.dtype == torch.bfloat16 and x.device.type == "cpu" for x in tensors)
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """x [..., D] / sqrt(mean(x^2) + eps) * weight, and 1 / sqrt(mean(x^2) + eps) [rows] fp32."""
         size = x.shape[-1]
-        out, scale = torch.empty_like(x), torch.empty(x.numel() // size)
+        out, scale = torch.empty_like(x), _fp32(x.numel() // size)
         self._c.norm_forward(_at(x), _at(weight), _at(out), _at(scale), len(scale), size, eps)
         return out, scale
 
     def norm_backward(self, x: Tensor, weight: Tensor, scale: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
         """Gradients of x and weight."""
         rows, size = len(scale), x.shape[-1]
-        grad_x, parts = torch.empty_like(x), torch.empty(-(-rows // _CHUNK), size)
+        grad_x, parts = torch.empty_like(x), _fp32(-(-rows // _CHUNK), size)
         given = (x, weight, scale, grad, grad_x, parts)
         self._c.norm_backward(*map(_at, given), rows, size)
         return grad_x, parts.sum(0).to(weight.dtype)
 
-    def gate(self, gate: Tensor, up: Tensor, out: Tensor | None = None) -> Tensor:
-        """silu(gate) * up. out: where to, which may be one of them."""
-        out = torch.empty_like(gate) if out is None else out
+    def gate(self, gate: Tensor, up: Tensor) -> Tensor:
+        """silu(gate) * up."""
+        out = torch.empty_like(gate)
         self._c.gate_forward(_at(gate), _at(up), _at(out), gate.numel())
         return out
 
@@ -81,14 +86,13 @@ class Kernels:
     def turn(self, x: Tensor, cos: Tensor, sin: Tensor, sign: float) -> Tensor:
         """x [P, H, hd] rotated by the angles cos, sin [P, 1, hd / 2], the second times `sign`."""
         rows, heads, dim = x.shape
-        assert cos.is_contiguous() and sin.is_contiguous() and cos.numel() == sin.numel() == rows * (dim // 2)
         out = torch.empty_like(x)
         self._c.turn(*map(_at, (x, cos, sin, out)), rows, heads, dim, sign)
         return out
 
     def attend(self, problems: Ragged, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """q [P, H, hd], k and v [P, KV, hd] -> [P, H, hd], and the log of each query's sum [queries, H] fp32."""
-        out, norm = torch.empty_like(q), torch.empty(len(problems.query), q.shape[1])
+        out, norm = torch.empty_like(q), _fp32(len(problems.query), q.shape[1])
         given = _problems(problems, q, k, v)
         self._c.attend_forward(ctypes.addressof(given), _at(out), _at(norm))
         return out, norm
@@ -103,7 +107,7 @@ class Kernels:
             ours = (out, grad, norm, *grads)
             self._c.attend_backward(ctypes.addressof(given), *map(_at, ours), None, None, len(q))
         else:
-            parts, sums = k.new_empty(2, len(problems.key), *k.shape[1:], dtype=torch.float32), torch.zeros(2, *k.shape)
+            parts, sums = _fp32(2, len(problems.key), *k.shape[1:]), _fp32(2, *k.shape).zero_()
             ours = (out, grad, norm, *grads, parts, sums)
             self._c.attend_backward(ctypes.addressof(given), *map(_at, ours), len(q))
             grads[1:] = sums.to(k.dtype).unbind()
@@ -112,7 +116,7 @@ class Kernels:
     def law(self, z: Tensor, temperature: float, entropy: bool, squares: bool) -> Law:
         """z [U, V]: logits."""
         assert z.is_contiguous()
-        norm, more = torch.empty(len(z)), [torch.empty(len(z)) if asked else None for asked in (entropy, squares)]
+        norm, more = _fp32(len(z)), [_fp32(len(z)) if asked else None for asked in (entropy, squares)]
         self._c.law_forward(_at(z), *z.shape, temperature, _at(norm), *(None if x is None else _at(x) for x in more))
         return Law(norm, *more)
 
@@ -129,6 +133,8 @@ class Kernels:
         """
         out = torch.empty_like(z)
         of_row, target, begin = rows
+        if len(target) and not 0 <= int(target.min()) <= int(target.max()) < z.shape[1]:
+            raise IndexError(f"a token id is outside of the {z.shape[1]} of the vocabulary")
         entropies = (None, None) if of_entropy is None else (law.entropy, of_entropy)
         entropy, slope = (None if x is None else _at(x) for x in entropies)
         more = (_at(law.norm), entropy, _at(of_row), slope, _at(target), _at(begin), _at(out))
@@ -137,10 +143,16 @@ class Kernels:
 
 
 def _problems(p: Ragged, q: Tensor, k: Tensor, v: Tensor) -> _Problems:
-    assert all(x.stride()[1:] == (x.shape[2], 1) for x in (q, k, v)) and q.is_contiguous()
+    if len(q) != len(p.query) or len(k) != len(q) or len(v) != len(q):
+        raise IndexError(f"attention of {len(p.query)} tokens was given {len(q)}, {len(k)} and {len(v)}")
     at = (_at(x) for x in (p.query_at, p.key_at, p.query, p.key, p.seen_at, q, k, v))
-    shape = (len(p.query_at) - 1, q.shape[1], k.shape[1], q.shape[2])
+    shape = (len(p.query_at) - 1, q.shape[1], k.shape[1], q.shape[2], p.window or 0)
     return _Problems(*shape, *at, q.stride(0), k.stride(0), v.stride(0))
+
+
+def _fp32(*shape: int) -> Tensor:
+    """Room that C++ writes to, whatever the default dtype and device are."""
+    return torch.empty(*shape, dtype=torch.float32, device="cpu")
 
 
 def _at(x: Tensor) -> int:
@@ -149,14 +161,16 @@ def _at(x: Tensor) -> int:
 
 @cache
 def load() -> Kernels:
-    """The kernels, compiled if need be. ConfigError where that fails."""
-    return Kernels(compiled("train", _SOURCES, "model.compile"))
+    """The kernels, compiled if need be. CompileError where that fails."""
+    return Kernels(compiled("train", _SOURCES))
 
 
-def chosen(compile: str, dtype: torch.dtype, device: torch.device | str) -> Kernels | None:
-    """The kernels where model.compile and the model's dtype and device want them. ConfigError where `on` cannot be."""
+def chosen(compile: str, dtype: torch.dtype, device: torch.device | str) -> tuple[Kernels | None, str]:
+    """(the kernels, or None; why not, where that is worth a word). ConfigError where model.compile=on cannot be."""
+    return choose(compile, "model.compile", unfit(dtype, device), load)
+
+
+def unfit(dtype: torch.dtype, device: torch.device | str) -> str | None:
+    """Why a native model of this kind cannot use them."""
     fits = dtype == torch.bfloat16 and torch.device(device).type == "cpu"
-    if compile == "on" and not fits:
-        raise ConfigError("model.compile=on: the kernels are for bfloat16 on a CPU; set auto or off")
-    wanted = compile == "on" or (compile == "auto" and fits and compiler() is not None)
-    return load() if wanted else None
+    return None if fits else f"the kernels are for bfloat16 on a CPU, this is {str(dtype)[6:]} on {device}"

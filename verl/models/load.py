@@ -31,10 +31,12 @@ def load_policy(path: ModelPath, cfg: ModelConfig, device: torch.device | str = 
     config = _native_config(source, cfg)
     if config is None:
         _refuse_fp32_head(source.name, cfg)
+        _refuse_kernels(source.name, cfg)
         return TransformersPolicy(hf_module(source, "AutoModelForCausalLM", dtype, device), source)
+    kernels, why = chosen(cfg.compile, dtype, device)
     policy = Policy(config, source, dtype, fp32_head=cfg.fp32_head).to_empty(device=device)
     fill(policy, source.tensors(), source.name, ignore=r"lm_head\.weight" if config.tied else None)
-    policy.decoder.use(chosen(cfg.compile, dtype, device))
+    policy.decoder.use(kernels, why)
     return policy
 
 
@@ -52,7 +54,7 @@ def load_value_model(
         _require_one_label(source)
     if config is not None:
         decoder = Decoder(config, dtype)
-        decoder.use(chosen(cfg.compile, dtype, device))
+        decoder.use(*chosen(cfg.compile, dtype, device))
         model = ValueModel(decoder, config.hidden_size, source, "meta").to_empty(device=device)
         nn.init.zeros_(model.score.weight)
         ignore = r"lm_head\.weight|score\.bias" if not has_head else None
@@ -102,6 +104,7 @@ def check_head(key: str, path: ModelPath, cfg: ModelConfig) -> None:
     """ConfigError where model.fp32_head is asked of a policy that transformers runs; reads its config alone."""
     if cfg.fp32_head and _native_config(_source(path, cfg), cfg) is None:
         _refuse_fp32_head(f"{key} {path}", cfg)
+        _refuse_kernels(f"{key} {path}", cfg)
 
 
 def _refuse_fp32_head(name: str, cfg: ModelConfig) -> None:
@@ -109,6 +112,13 @@ def _refuse_fp32_head(name: str, cfg: ModelConfig) -> None:
         raise ConfigError(
             f"model.fp32_head: native models only, and {name} runs on transformers; set model.fp32_head=false, "
             "or model.implementation=native where the architecture is known"
+        )
+
+
+def _refuse_kernels(name: str, cfg: ModelConfig) -> None:
+    if cfg.compile == "on":
+        raise ConfigError(
+            f"model.compile=on: the kernels are for native models, and {name} runs on transformers; set auto or off"
         )
 
 

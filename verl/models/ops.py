@@ -17,7 +17,8 @@ from verl.models.kernels import Kernels
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, kernels: Kernels | None = None) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last axis; statistics in fp32 at least."""
-    if kernels is not None and kernels.takes(x, weight):
+    whole = weight.shape == x.shape[-1:] and weight.is_contiguous()
+    if kernels is not None and whole and kernels.takes(x, weight):
         return FusedNorm.apply(x, weight, eps, kernels)
     if x.device.type != "cpu":
         return F.rms_norm(x, weight.shape, weight, eps)
@@ -26,15 +27,16 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, kernels: Kernels | None = No
 
 def rotate(x_PHd: Tensor, cos_P1e: Tensor, sin_P1e: Tensor, kernels: Kernels | None = None) -> Tensor:
     """Rotary embedding: element i is paired with element i + d/2, as in Hugging Face checkpoints."""
-    if kernels is not None and kernels.takes(x_PHd, cos_P1e, sin_P1e):
+    own = all(a.shape == (len(x_PHd), 1, x_PHd.shape[2] // 2) and a.is_contiguous() for a in (cos_P1e, sin_P1e))
+    if kernels is not None and own and kernels.takes(x_PHd, cos_P1e, sin_P1e):
         return FusedRotate.apply(x_PHd, cos_P1e, sin_P1e, kernels)
     return _Rotate.apply(x_PHd, cos_P1e, sin_P1e)
 
 
 def silu_mul(gate: Tensor, up: Tensor, kernels: Kernels | None = None) -> Tensor:
     """silu(gate) * up; writes into `gate` where no gradient is asked for."""
-    if kernels is not None and kernels.takes(gate, up):
-        return FusedGate.apply(gate, up, kernels) if torch.is_grad_enabled() else kernels.gate(gate, up, out=gate)
+    if kernels is not None and kernels.takes(gate, up) and gate.shape == up.shape:
+        return FusedGate.apply(gate, up, kernels)
     if torch.is_grad_enabled():
         return F.silu(gate) * up
     return F.silu(gate, inplace=True).mul_(up)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from verl.core.errors import ModelError
-from verl.models.attention import PackedAttention
+from verl.models.attention import PackedAttention, takes_heads
 from verl.models.config import DecoderConfig
 from verl.models.decoder import Decoder
 from verl.models.hf import TransformersPolicy
@@ -50,6 +50,16 @@ class Policy(nn.Module):
     @property
     def kernels(self) -> Kernels | None:
         return self.model.kernels
+
+    @property
+    def described(self) -> str:
+        """Which code computes."""
+        if self.kernels is not None:
+            dim = self.model.config.head_dim
+            but = "" if takes_heads(dim) else f" (but for attention: head size {dim} is no multiple of 16)"
+            return "native implementation, compiled kernels" + but
+        why = self.model.without_kernels
+        return "native implementation" + (f", without compiled kernels ({why})" if why else "")
 
     def recompute_layers(self) -> None:
         """From now on, keep only the inputs of layers for backward."""

@@ -27,7 +27,14 @@ from verl.models.source import ModelSource, resolve
 from verl.rewards.build import build_rewards, early_parts
 from verl.rewards.composer import RewardComposer
 from verl.rewards.functions import RewardFunction
-from verl.trainer.checks import check_filter, check_models, check_outputs, check_rollout_memory, check_training_law
+from verl.trainer.checks import (
+    check_compile,
+    check_filter,
+    check_models,
+    check_outputs,
+    check_rollout_memory,
+    check_training_law,
+)
 from verl.trainer.collect import Collector
 from verl.trainer.evaluate import Evaluator, evaluation_params
 from verl.trainer.folder import RunFolder
@@ -80,6 +87,7 @@ def pick_device(cfg: RunConfig) -> str:
 def read_inputs(cfg: RunConfig, functions: Sequence[tuple[RewardFn, float]] = ()) -> Inputs:
     """Everything that can fail without a model."""
     check_training_law(cfg)
+    check_compile(cfg, pick_device(cfg))
     check_outputs(cfg)
     rollout.check(cfg.rollout, cfg.model.implementation)
     evaluation_params(cfg)
@@ -130,8 +138,7 @@ def _trainer(cfg: RunConfig, inputs: Inputs, console: RunConsole) -> tuple[Train
     device = pick_device(cfg)
     policy = load_policy(cfg.actor.path, cfg.model, device)
     console.info(inputs.algorithm.described)
-    how = "compiled kernels, " if policy.kernels is not None else ""
-    console.info(f"Actor {cfg.actor.path}: {policy.implementation} implementation, {cfg.model.dtype}, {how}on {device}")
+    console.info(f"Actor {cfg.actor.path}: {policy.described}, {cfg.model.dtype} on {device}")
     engine = rollout.attach(cfg.rollout.backend, policy, cfg.rollout)
     console.info(f"Rollout {cfg.rollout.backend}: {engine.described}")
     worker = RolloutWorker(engine, inputs.tokenizer, cfg.trainer.seed)

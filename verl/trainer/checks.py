@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+import torch
+
 from verl.algos.algorithm import Algorithm
 from verl.config.run import RunConfig
 from verl.core.errors import ConfigError, DataError, ModelError
 from verl.core.registry import suggestion
 from verl.data.load import PromptData
 from verl.engines.rollout.memory import Grant, token_bytes
+from verl.models.compiler import choose, compiler
 from verl.models.config import DecoderConfig
+from verl.models.kernels import unfit
 from verl.models.load import check_head, check_reward_model, check_role
 from verl.models.source import ModelSource
 from verl.rewards.composer import OVERLONG, VERIFIER
@@ -35,6 +39,14 @@ def check_training_law(cfg: RunConfig) -> None:
             f"model.fp32_head: native models only, and rollout.backend={cfg.rollout.backend} would sample from other "
             "logits than the trainer's; set model.fp32_head=false, or rollout.backend=native"
         )
+
+
+def check_compile(cfg: RunConfig, device: str) -> None:
+    """compile=on can be, as far as the config and this machine's programs tell."""
+    dtype = getattr(torch, cfg.model.dtype)
+    no_kernels = "the kernels are for native models" if cfg.model.implementation == "transformers" else None
+    choose(cfg.model.compile, "model.compile", no_kernels or unfit(dtype, device), compiler)
+    choose(cfg.rollout.compile, "rollout.compile", unfit(dtype, device), compiler)
 
 
 def check_filter(cfg: RunConfig, parts: Sequence[str]) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from verl.models.compiler import compiled, compiler
+from verl.models.compiler import compiled
 
-__all__ = ["Kernels", "Packed", "Places", "compiler", "library", "load"]
+__all__ = ["Kernels", "Packed", "Places", "library", "load"]
 _SOURCES = tuple(Path(__file__).with_name(name) for name in ("decode.cpp", "product.cpp", "layers.cpp"))
 _WIDE, _HALF = 32, 16
 _I, _P = ctypes.c_int64, ctypes.c_void_p
@@ -147,11 +147,11 @@ def _joined(biases: Sequence[Tensor | None], gated: bool) -> Tensor | None:
 
 
 def library() -> ctypes.CDLL:
-    """The compiled sources. ConfigError where they cannot be compiled."""
-    return compiled("decode", _SOURCES, "rollout.compile")
+    """The compiled sources. CompileError where they cannot be compiled."""
+    return compiled("decode", _SOURCES)
 
 
 @cache
 def load() -> Kernels:
-    """The kernels, compiled if need be. ConfigError where that fails."""
+    """The kernels, compiled if need be. CompileError where that fails."""
     return Kernels(library())

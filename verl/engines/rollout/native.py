@@ -15,7 +15,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from verl.core import Completion, GenRequest, RolloutError
+from verl.core import Completion, GenRequest
 from verl.core.protocols import Place
 from verl.engines.rollout import kernels
 from verl.engines.rollout.admission import Budget
@@ -32,6 +32,7 @@ from verl.engines.rollout.scheduler import Filling, Unit, Waiting
 from verl.engines.rollout.sequence import Sequence as Running
 from verl.engines.rollout.slots import Slots
 from verl.engines.rollout.stats import Stats
+from verl.models.compiler import choose
 from verl.models.decoder import Decoder
 from verl.models.policy import Policy
 from verl.utils.monitoring import memory_total
@@ -94,21 +95,18 @@ class NativeEngine(SharedWeights, Engine):
         self._packed: CPUDecoder | None = None
 
     def _fast_decoder(self, compile: str) -> CPUDecoder | None:
-        if not supported(self.policy):
-            if compile == "on":
-                raise RolloutError(
-                    "rollout.compile=on: the kernels are for bfloat16 on a CPU that has it; set auto or off"
-                )
-            return None
-        wanted = compile == "on" or (compile == "auto" and kernels.compiler() is not None)
-        return CPUDecoder(self.policy, kernels.load() if wanted else None, pack=False)
+        fits = supported(self.policy)
+        unfit = None if fits else "the kernels are for bfloat16 on a CPU that has it"
+        found, self._without_kernels = choose(compile, "rollout.compile", unfit, kernels.load)
+        return CPUDecoder(self.policy, found, pack=False) if fits else None
 
     @property
     def described(self) -> str:
         """Which code decodes."""
         if self._fast is None:
             return "verl's decoder"
-        return "compiled kernels" if self._fast.kernels else "without compiled kernels (see rollout.compile)"
+        why = self._without_kernels or "rollout.compile: they do not know heads of this size"
+        return "compiled kernels" if self._fast.kernels else f"without compiled kernels ({why})"
 
     @property
     def pending(self) -> int:
