@@ -81,9 +81,7 @@ def compiled(name: str, sources: tuple[Path, ...]) -> ctypes.CDLL:
                 _compile([*cxx, *flags], sources, file, runtime)
             return ctypes.CDLL(str(file))
     except OSError as e:
-        raise CompileError(
-            f"what is compiled cannot be kept or loaded ({e}); set XDG_CACHE_HOME"
-        ) from e
+        raise CompileError(f"what is compiled cannot be kept or loaded ({e}); set XDG_CACHE_HOME") from e
 
 
 def _compile(command: list[str], sources: tuple[Path, ...], file: Path, runtime: str | None) -> None:
