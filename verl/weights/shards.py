@@ -41,38 +41,46 @@ def chunk(start: int, end: int, parts: int, number: int) -> tuple[int, int]:
     return min(start + number * size, end), min(start + (number + 1) * size, end)
 
 
-def stage_of(layer: int, layers: int, stages: int) -> int:
-    """Pipeline stage of a layer. Where one number of stages divides another, its stages are unions of the other's."""
-    return layer * stages // layers
+def stages_by_name(parameters: Iterable[Parameter], stages: int) -> dict[str, frozenset[int]]:
+    """The pipeline stages that hold each parameter: layer i of n is in stage i * stages // n, so that the stages of a
+    number that divides another are unions of the other's. Layers are 0 to the highest that a parameter names.
+
+    WeightsError: fewer layers than stages.
+    """
+    parameters = list(parameters)
+    layers = 1 + max((layer for parameter in parameters for layer in parameter.layers), default=0)
+    if stages > layers:
+        raise WeightsError(f"pp {stages}: the model has {layers} layers, and each stage needs one")
+    return {
+        parameter.name: frozenset(layer * stages // layers for layer in parameter.layers) or frozenset(range(stages))
+        for parameter in parameters
+    }
 
 
 def shards(parameters: Iterable[Parameter], layout: Layout, coords: Sequence[Coord] | None = None) -> list[Shard]:
     """What every rank of the layout holds, parameter by parameter; empty shards are left out.
 
     coords: of each rank, in `layout`; None: as the layout numbers them. For generation: `groups.generation_coords`.
-    Layers are 0 to the highest that a parameter names. WeightsError: fewer layers than stages.
     """
     parameters = list(parameters)
-    layers = 1 + max((layer for parameter in parameters for layer in parameter.layers), default=0)
-    if layout.pp > layers:
-        raise WeightsError(f"pp {layout.pp}: the model has {layers} layers, and each stage needs one")
     at = [layout.coord(rank) for rank in range(layout.world)] if coords is None else coords
+    stages = stages_by_name(parameters, layout.pp)
     out = []
     for parameter in parameters:
-        stages = {stage_of(layer, layers, layout.pp) for layer in parameter.layers} or set(range(layout.pp))
         boxes = {
-            (part, shard): _box(parameter, layout, part, shard)
+            (part, shard): box_of(parameter, layout, part, shard)
             for part in range(layout.tp)
             for shard in range(layout.fsdp)
         }
         for rank, coord in enumerate(at):
             box = boxes[coord.tp, coord.dp % layout.fsdp]
-            if coord.pp in stages and numel(box):
+            if coord.pp in stages[parameter.name] and numel(box):
                 out.append(Shard(rank, parameter.name, box))
     return out
 
 
-def _box(parameter: Parameter, layout: Layout, part: int, shard: int) -> Box:
+def box_of(parameter: Parameter, layout: Layout, part: int, shard: int) -> Box:
+    """What tensor rank `part` and FSDP rank `shard` hold of it, in the stages that have it."""
     box = list(whole(parameter.shape))
     if parameter.cut is not None:
         box[parameter.cut] = chunk(*box[parameter.cut], layout.tp, part)
