@@ -72,6 +72,11 @@ WRONG = [
     ("memory.py", "--algorithm pop", "unknown preset 'pop'"),
     ("checkpointing.py", "--tokens 256", "--tokens: 256 holds no sequence of --length 512"),
     ("checkpointing.py", "--steps 1", "'1' is no whole number of 2 or more"),
+    ("reshard.py", "--gen_tp 3", "generation layout dp 1 x pp 1 x tp 3 is of 3 ranks and the training layout"),
+    ("reshard.py", "--dp 3 --tp 1 --fsdp 2", "fsdp: 2 does not divide dp 3"),
+    ("reshard.py", "--pp 40 --tp 1 --gen_tp 1", "pp 40: the model has 30 layers"),
+    ("reshard.py", "--tp 6 --gen_tp 4 --dp 2", "tp 4 neither divides nor is a multiple of the 6 parts"),
+    ("reshard.py", "--model 2b", "invalid choice: '2b'"),
     ("growth.py", "--steps 4", "--settled: 5 is not before the last of --steps 4"),
     ("growth.py", "--config nope.yaml", "no such config file"),
 ]

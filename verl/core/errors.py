@@ -25,6 +25,10 @@ class RolloutError(VerlError):
     """A generation request cannot be served as asked."""
 
 
+class WeightsError(VerlError):
+    """Weights cannot move from the layout that trains to the layout that generates."""
+
+
 class CheckpointError(VerlError):
     """A checkpoint is missing, damaged, or belongs to another run."""
 
