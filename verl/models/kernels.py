@@ -49,8 +49,11 @@ class Kernels:
         self._c = library
 
     def takes(self, *tensors: Tensor) -> bool:
-        """Whether these are bf16 on the CPU: a module may have been moved since it was loaded."""
-        return all(x.dtype == torch.bfloat16 and x.device.type == "cpu" for x in tensors)
+        """Whether these are bf16 on the CPU (a module may have been moved since it was loaded), and plain: a tensor of
+        another class, as one that ranks hold parts of, has no memory of its own to read.
+        """
+        plain = all(type(x) in (Tensor, torch.nn.Parameter) for x in tensors)
+        return plain and all(x.dtype == torch.bfloat16 and x.device.type == "cpu" for x in tensors)
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """x [..., D] / sqrt(mean(x^2) + eps) * weight, and 1 / sqrt(mean(x^2) + eps) [rows] fp32."""

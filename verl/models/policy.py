@@ -21,6 +21,7 @@ class Policy(nn.Module):
 
     implementation = "native"
     shares_prompt = True
+    entry = "features"
 
     def __init__(
         self,
@@ -50,6 +51,9 @@ class Policy(nn.Module):
     @property
     def kernels(self) -> Kernels | None:
         return self.model.kernels
+
+    def layers(self) -> list[nn.Module]:
+        return list(self.model.layers)
 
     def recompute_layers(self) -> None:
         """From now on, keep only the inputs of layers for backward."""

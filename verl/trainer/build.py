@@ -133,6 +133,8 @@ def _trainer(cfg: RunConfig, inputs: Inputs, console: RunConsole) -> tuple[Train
     how = "compiled kernels, " if policy.kernels is not None else ""
     console.info(f"Actor {cfg.actor.path}: {policy.implementation} implementation, {cfg.model.dtype}, {how}on {device}")
     engine = rollout.attach(cfg.rollout.backend, policy, cfg.rollout)
+    if cfg.update.cpu_offload and device == "cpu":
+        console.info("update.cpu_offload: the models are on the host already, so it changes nothing on a CPU")
     console.info(f"Rollout {cfg.rollout.backend}: {engine.described}")
     worker = RolloutWorker(engine, inputs.tokenizer, cfg.trainer.seed)
     needs = inputs.algorithm.needs
