@@ -6,6 +6,7 @@ once, before the processes part.
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
 import multiprocessing.connection
 import sys
@@ -71,7 +72,7 @@ def after(
 ) -> None:
     """A checkpoint that another worker goes on from, an export, and a gradient that is not finite on one rank."""
     state: list[Any] = [worker.state_dict()]
-    seen["state"] = state[0]
+    seen["state"] = copy.deepcopy(state[0])  # a world of one answers with what it trains on
     if subject.role == "actor" and subject.dtype == "float32":
         worker.export(str(folder))
     if mesh.axes is not None:
