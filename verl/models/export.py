@@ -33,7 +33,8 @@ def export(
 ) -> Path:
     """Write weights, config, tokenizer with chat template, and generation config; return the folder.
 
-    tensors: weights by name in place of the policy's own (masters, an average, those of all ranks); the dtype is theirs.
+    tensors: weights by name in place of the policy's own (masters, an average, what ranks hold together); the dtype is
+    theirs.
     All is written beside `folder` and renamed, so a reader never sees half a model.
     ModelError where it cannot be written.
     """

@@ -60,7 +60,8 @@ def decoder_layers(module: Any) -> list[nn.Module]:
     layers = [m for m in module.modules() if type(m).__name__ in names]
     if not layers:
         raise ModelError(
-            f"{type(module).__name__} does not say which of its modules are layers, so FSDP cannot shard it; set fsdp to 1"
+            f"{type(module).__name__} does not say which of its modules are layers, so it cannot be sharded; "
+            "set fsdp to 1"
         )
     return layers
 

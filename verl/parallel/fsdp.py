@@ -1,8 +1,8 @@
 """Fully sharded data parallelism (FSDP2, `torch.distributed.fsdp.fully_shard`) of a model.
 
-A rank keeps its part of each fp32 parameter, of its gradient and of its moments; the parameter is the optimizer's master.
-A layer's weights are gathered in the dtype that computes just before the layer runs, and its gradients are added up
-in fp32 over the ranks just after: added, not averaged, since losses here are divided by counts of all ranks.
+A rank keeps its part of each fp32 parameter, of its gradient and of its moments; the parameter is the optimizer's
+master. A layer's weights are gathered in the dtype that computes just before the layer runs, and its gradients are added
+up in fp32 over the ranks just after: added, not averaged, since losses here are divided by counts of all ranks.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Repeats(Protocol):
 
 
 def shard(module: nn.Module, mesh: Mesh, offload: bool = False) -> dict[str, torch.dtype]:
-    """Cut the parameters of `module` over mesh's data axis; those that train become fp32. Returns each one's dtype before
-    that, which is the one it computes in.
+    """Cut the parameters of `module` over mesh's data axis; those that train become fp32. Returns each one's dtype
+    before that, which is the one it computes in.
 
     offload: parts lie on the host, and so do gradients and the optimizer. ConfigError: the model does not say what its
     layers are, or torch is too old.
@@ -76,7 +76,7 @@ def shard(module: nn.Module, mesh: Mesh, offload: bool = False) -> dict[str, tor
 
 
 def release(module: nn.Module) -> None:
-    """Let go of the weights outside of layers, which a pass without backward leaves whole. Nothing where not sharded."""
+    """Let go of weights outside of layers, which a pass without backward leaves whole. Nothing where not sharded."""
     if isinstance(module, FSDPModule):
         module.reshard()
 
@@ -109,7 +109,7 @@ def _dtype(module: nn.Module) -> torch.dtype:
     own = {p.dtype for p in _own(module)}
     if len(own) > 1:
         raise ModelError(
-            f"fsdp: {type(module).__name__} mixes weights of {', '.join(sorted(map(str, own)))}, which are gathered together; "
-            "set fsdp to 1"
+            f"fsdp: {type(module).__name__} mixes weights of {', '.join(sorted(map(str, own)))}, which are gathered "
+            "together; set fsdp to 1"
         )
     return own.pop() if own else FP32

@@ -14,8 +14,8 @@ from verl.core.errors import ConfigError
 from verl.parallel.layout import Coord, Layout
 
 DIMS = ("pp", "replicate", "shard", "tp")
-"""Axes of the device mesh. Data parallelism is two of them: `shard`, the fsdp neighbours that hold a model together, and
-`replicate`, the copies of it that they make."""
+"""Axes of the device mesh. Data parallelism is two of them: `shard`, the fsdp neighbours that hold a model together,
+and `replicate`, the copies of it that they make."""
 
 
 @dataclass(frozen=True)
@@ -38,15 +38,15 @@ class Mesh:
     def of(cls, layout: Layout, device: str = "cpu", path: str = "parallel") -> Mesh:
         """The mesh of a process that has called init_process_group. All processes of the world call it, alike.
 
-        path: section of the configuration that `layout` comes from, for the message. ConfigError: the world has another
-        size than the layout.
+        path: section of the configuration that `layout` comes from, for the message. ConfigError: the world has
+        another size than the layout.
         """
         world = dist.get_world_size() if dist.is_initialized() else 1
         if world != layout.world:
             sizes = " x ".join(f"{axis} {getattr(layout, axis)}" for axis in ("dp", "pp", "tp"))
             raise ConfigError(
-                f"{path}: {sizes} is {layout.world} ranks, but {world} process{'es run' if world > 1 else ' runs'}; set "
-                f"{path}.dp, {path}.pp and {path}.tp to a product of {world}, or start {layout.world}"
+                f"{path}: {sizes} is {layout.world} ranks, but {world} process{'es run' if world > 1 else ' runs'}; "
+                f"set {path}.dp, {path}.pp and {path}.tp to a product of {world}, or start {layout.world}"
             )
         if world == 1:
             return cls.single(device)

@@ -41,8 +41,8 @@ class ActorWorker(Worker):
     ):
         if mesh.layout.dp > 1 and algorithm.policy_loss.prepare is not None:
             raise ConfigError(
-                f"algorithm.policy_loss: {cfg.algorithm.policy_loss.name} chooses tokens from a whole mini-batch, which "
-                f"{mesh.layout.dp} data ranks hold in parts; train with dp 1, or choose another loss"
+                f"algorithm.policy_loss: {cfg.algorithm.policy_loss.name} chooses tokens from a whole mini-batch, "
+                f"which {mesh.layout.dp} data ranks hold in parts; train with dp 1, or choose another loss"
             )
         self.policy, self.algorithm = policy, algorithm
         self.temperature = cfg.rollout.sampling.temperature
@@ -109,7 +109,7 @@ class ActorWorker(Worker):
 
     @register(ONE_TO_ALL)
     def export(self, folder: str) -> None:
-        """Write the weights that generate, in Hugging Face form; the first of several ranks does, of what all gather."""
+        """Write the weights that generate, in Hugging Face form. All ranks gather them, the first writes."""
         whole = self.engine.gathered()
         if self.engine.mesh.first:
             export(self.policy, folder, whole or None)

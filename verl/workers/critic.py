@@ -23,7 +23,7 @@ from verl.workers.update_plan import MiniBatch, UpdatePlan
 
 
 class CriticWorker(Worker):
-    """model: decoder with a value head; total_steps: planned optimizer steps; mesh: the ranks that train it together."""
+    """model: decoder with a value head; total_steps: planned optimizer steps; mesh: ranks that train it together."""
 
     def __init__(self, model: ValueModel, cfg: RunConfig, device: str, total_steps: int, mesh: Mesh = SINGLE):
         self.model, self.clip = model, cfg.critic.value_clip

@@ -127,7 +127,7 @@ def attach(backend: str, policy: Any, cfg: RolloutConfig, **options: Any) -> Eng
 
     entry = BACKENDS[backend]
     if any(is_cut(p) for p in policy.parameters()):
-        raise RolloutError("the policy is sharded over ranks (fsdp above 1), and generation needs whole weights of its own")
+        raise RolloutError("the policy is sharded over ranks (fsdp above 1); generation needs whole weights of its own")
     if backend != "vllm":
         _check_used(cfg)
     known = {

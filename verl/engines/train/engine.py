@@ -82,7 +82,7 @@ class EmbeddedTrainEngine:
         self._where: Place = "device"
 
     def _rounds(self, batch: Batch) -> list[list[int] | None]:
-        """Sequence numbers of each micro-batch. None: this rank has nothing left, but gathers weights with the others."""
+        """Sequence numbers of each micro-batch. None: this rank has nothing left, but gathers weights with others."""
         self._must_be_here()
         parts: list[list[int] | None] = [*split(batch, self.max_tokens, self.share_prompt)]
         most = self.mesh.most(len(parts)) if self.mesh.sharded else len(parts)
@@ -109,7 +109,7 @@ class EmbeddedTrainEngine:
     def forward_backward(self, batch: Batch, loss: ScalarLoss) -> Metrics:
         """Add the gradients of one mini-batch, part by part. The sum of parts is the mini-batch, however it is cut."""
         rounds = self._rounds(batch)
-        return Metrics.merge([self._idle() if index is None else self._part(batch.take(index), loss) for index in rounds])
+        return Metrics.merge([self._idle() if i is None else self._part(batch.take(i), loss) for i in rounds])
 
     def _part(self, part: Batch, loss: ScalarLoss) -> Metrics:
         packed = PackedInput.of(part, self.share_prompt, self.device)
@@ -133,8 +133,8 @@ class EmbeddedTrainEngine:
         return Metrics()
 
     def optim_step(self) -> Metrics:
-        """Clip to the norm, step, zero. A norm that is not finite never reaches the weights: counted and skipped, by all
-        ranks alike, since all see the same norm.
+        """Clip to the norm, step, zero. A norm that is not finite never reaches the weights: counted and skipped, by
+        all ranks alike, since all see the same norm.
         """
         assert self.optimizer is not None
         self._must_be_here()
@@ -165,7 +165,7 @@ class EmbeddedTrainEngine:
         others, and where the module has them whole itself. All ranks call it.
         """
         if self.over_tp:
-            raise ConfigError(f"tp: weights of {self.name} are cut over tensor ranks and cannot be gathered; set tp to 1")
+            raise ConfigError(f"tp: tensor ranks hold parts of the {self.name}, which cannot be gathered; set tp to 1")
         if not self.mesh.sharded:
             return {}
         release(self.module)
@@ -200,7 +200,7 @@ class EmbeddedTrainEngine:
             raise RuntimeError(f"the {self.name} is placed on {self._where!r}; call place('device') first")
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next step depends on, with whole tensors; of several ranks, on the first, {} on others."""
+        """Everything that the next step depends on, with whole tensors; of several ranks on the first, {} on others."""
         if self.optimizer is None:
             return {}
         state = {"optimizer": self.optimizer.state_dict(), "skipped_steps": self.skipped_steps}
@@ -220,7 +220,7 @@ def _offloads(update: UpdateConfig, device: str, mesh: Mesh) -> bool:
         return False
     if not mesh.sharded:
         raise ConfigError(
-            "update.cpu_offload: only a model that is sharded over several ranks (fsdp above 1) is offloaded; set it to false"
+            "update.cpu_offload: only a model that is sharded over ranks (fsdp above 1) is offloaded; set it to false"
         )
     return True
 

@@ -13,8 +13,8 @@ KINDS = ("weights", "gradients", "optimizer")
 
 
 def state_bytes(engine: EmbeddedTrainEngine) -> dict[str, int]:
-    """Bytes of this rank's storage by KINDS, each storage counted once. The optimizer's are moments and the masters that
-    are no weights themselves. What is gathered while a layer runs, and activations, are not among them.
+    """Bytes of this rank's storage by KINDS, each storage counted once. The optimizer's are moments and the masters
+    that are no weights themselves. What is gathered while a layer runs, and activations, are not among them.
     """
     optimizer, seen = engine.optimizer, set[int]()
     assert optimizer is not None, "a frozen engine trains nothing"
