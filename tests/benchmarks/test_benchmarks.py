@@ -77,6 +77,8 @@ WRONG = [
     ("reshard.py", "--pp 40 --tp 1 --gen_tp 1", "pp 40: the model has 30 layers"),
     ("reshard.py", "--tp 6 --gen_tp 4 --dp 2", "tp 4 neither divides nor is a multiple of the 6 parts"),
     ("reshard.py", "--model 2b", "invalid choice: '2b'"),
+    ("fsdp_memory.py", "--ranks 1,0", "--ranks: '0' is no whole number of 1 or more"),
+    ("fsdp_memory.py", "--tokens 64", "--tokens: 64 holds no sequence of --length 128"),
     ("growth.py", "--steps 4", "--settled: 5 is not before the last of --steps 4"),
     ("growth.py", "--config nope.yaml", "no such config file"),
 ]
@@ -279,3 +281,13 @@ def test_memory_report():
     }
     rows = "\n".join(memory.report(seen))
     assert "+5.0 %" in rows and "+25.0 %" in rows and "0.50 of TRL's" in rows
+
+
+def test_fsdp_memory_report():
+    from fsdp_memory import report
+
+    one = {"weights": 6e9, "gradients": 4e9, "optimizer": 8e9, "peak": 20.0, "seconds": 1.0}
+    two = [{**one, "weights": 2e9, "optimizer": 3e9}, {**one, "weights": 1e9, "optimizer": 1e9, "peak": 21.0}]
+    rows = report({1: [one], 2: two})
+    assert rows[1].split() == ["1", "6.000", "4.000", "8.000", "18.000", "100.0%", "20.00", "1.00"]
+    assert rows[2].split() == ["2", "2.000", "4.000", "3.000", "9.000", "50.0%", "21.00", "1.00"]

@@ -118,5 +118,9 @@ class UpdateConfig(Section):
     """Keep only what each layer reads, and compute the layer once more in the backward pass: less memory for long
     micro-batches, about a third more arithmetic. Same gradients. Actor and critic.
     """
+    cpu_offload: bool = False
+    """On GPUs, keep what FSDP shards on the host: weights between uses, gradients and the optimizer, which steps there.
+    Less GPU memory, slower steps, same gradients. Changes nothing on a CPU. Actor and critic.
+    """
     share_prompt: bool = True
     """Compute what prompts and samples begin with in common once. Same gradients, to rounding (native models)."""

@@ -33,7 +33,8 @@ def export(
 ) -> Path:
     """Write weights, config, tokenizer with chat template, and generation config; return the folder.
 
-    tensors: weights by name in place of the policy's own (masters, an average ...); the dtype is theirs.
+    tensors: weights by name in place of the policy's own (masters, an average, what ranks hold together); the dtype is
+    theirs.
     All is written beside `folder` and renamed, so a reader never sees half a model.
     ModelError where it cannot be written.
     """
@@ -42,8 +43,7 @@ def export(
     try:
         draft.mkdir(parents=True)
         if isinstance(policy, TransformersPolicy):
-            state = None if tensors is None else dict(tensors)
-            policy.module.save_pretrained(draft, state_dict=state, max_shard_size=max_shard_bytes)
+            _write_transformers(policy, draft, tensors, max_shard_bytes)
         else:
             _write_native(
                 policy, draft, dict(policy.named_parameters()) if tensors is None else tensors, max_shard_bytes
@@ -68,6 +68,21 @@ def _write_native(policy: Policy, folder: Path, tensors: Mapping[str, Tensor], m
     config.architectures = [_ARCHITECTURES[policy.decoder.config.model_type]]
     config.dtype = next(iter(tensors.values())).dtype
     config.save_pretrained(folder)
+
+
+def _write_transformers(
+    policy: TransformersPolicy, folder: Path, tensors: Mapping[str, Tensor] | None, max_shard_bytes: int
+) -> None:
+    if tensors is None:
+        policy.module.save_pretrained(folder, max_shard_size=max_shard_bytes)
+        return
+    own = policy.module.state_dict()
+    buffers = {name: own[name] for name, _ in policy.module.named_buffers() if name in own}
+    state = buffers | {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
+    policy.module.save_pretrained(folder, state_dict=state, max_shard_size=max_shard_bytes)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["dtype"] = str(next(iter(tensors.values())).dtype).removeprefix("torch.")  # it wrote the module's own
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def write_safetensors(folder: Path, tensors: Mapping[str, Tensor], max_shard_bytes: int = MAX_SHARD_BYTES) -> None:

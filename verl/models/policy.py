@@ -21,6 +21,7 @@ class Policy(nn.Module):
 
     implementation = "native"
     shares_prompt = True
+    entry = "features"
 
     def __init__(
         self,
@@ -60,6 +61,9 @@ class Policy(nn.Module):
             return "native implementation, compiled kernels" + but
         why = self.model.without_kernels
         return "native implementation" + (f", without compiled kernels ({why})" if why else "")
+
+    def layers(self) -> list[nn.Module]:
+        return list(self.model.layers)
 
     def recompute_layers(self) -> None:
         """From now on, keep only the inputs of layers for backward."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from verl.models.decoder import Decoder
-from verl.models.hf import run_padded
+from verl.models.hf import decoder_layers, run_padded
 from verl.models.packed import PackedInput
 from verl.models.policy import hidden_states
 from verl.models.recompute import recompute_layers
@@ -18,6 +18,9 @@ from verl.models.source import ModelSource
 
 class ValueModel(nn.Module):
     """model: the native decoder, or a transformers body. score: [1, D], fp32, as reward models call their head."""
+
+    entry = "values"
+    agree: Callable[[int], int] = int
 
     def __init__(self, model: Decoder | Any, width: int, source: ModelSource, device: torch.device | str):
         super().__init__()
@@ -32,6 +35,9 @@ class ValueModel(nn.Module):
         """Stays in eval mode whatever `mode` says, so that no dropout makes two passes differ."""
         return super().train(False)
 
+    def layers(self) -> list[nn.Module]:
+        return list(self.model.layers) if isinstance(self.model, Decoder) else decoder_layers(self.model)
+
     def recompute_layers(self) -> None:
         """From now on, keep only the inputs of layers for backward. ConfigError where its code does not mark them."""
         if isinstance(self.model, Decoder):
@@ -44,6 +50,6 @@ class ValueModel(nn.Module):
         if isinstance(self.model, Decoder):
             hidden = hidden_states(self.model, packed)
         else:
-            hidden = run_padded(lambda **inputs: self.model(**inputs).last_hidden_state, packed)
+            hidden = run_padded(lambda **inputs: self.model(**inputs).last_hidden_state, packed, self.agree)
         rows = hidden.index_select(0, packed.pred).float()
-        return packed.scatter(F.linear(rows, self.score.weight).squeeze(-1))
+        return packed.scatter(self.score(rows).squeeze(-1))

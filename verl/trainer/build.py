@@ -140,6 +140,8 @@ def _trainer(cfg: RunConfig, inputs: Inputs, console: RunConsole) -> tuple[Train
     console.info(inputs.algorithm.described)
     console.info(f"Actor {cfg.actor.path}: {policy.described}, {cfg.model.dtype} on {device}")
     engine = rollout.attach(cfg.rollout.backend, policy, cfg.rollout)
+    if cfg.update.cpu_offload and device == "cpu":
+        console.info("update.cpu_offload: the models are on the host already, so it changes nothing on a CPU")
     console.info(f"Rollout {cfg.rollout.backend}: {engine.described}")
     worker = RolloutWorker(engine, inputs.tokenizer, cfg.trainer.seed)
     needs = inputs.algorithm.needs

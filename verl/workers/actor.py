@@ -12,20 +12,38 @@ from verl.config.run import RunConfig
 from verl.controller.dispatch import DP, ONE_TO_ALL
 from verl.controller.worker import Worker, register
 from verl.core.batch import Batch
+from verl.core.errors import ConfigError
 from verl.core.metrics import Metrics
 from verl.engines.train.engine import EmbeddedTrainEngine, Outputs
 from verl.models.export import export
 from verl.models.logprobs import token_logprobs, token_scores
 from verl.models.packed import PackedInput
 from verl.models.policy import AnyPolicy, Policy
+from verl.parallel.mesh import SINGLE, Mesh
 from verl.utils.timing import timed
 from verl.workers.update_plan import MiniBatch, UpdatePlan
 
 
 class ActorWorker(Worker):
-    """policy: the trained model; algorithm: gives its loss; total_steps: planned optimizer steps (for the schedule)."""
+    """policy: the trained model; algorithm: gives its loss; total_steps: planned optimizer steps (for the schedule).
+    mesh: the ranks that train it together. ConfigError: its loss chooses tokens by statistics of a whole mini-batch,
+    of which each of several data ranks has a part.
+    """
 
-    def __init__(self, policy: AnyPolicy, cfg: RunConfig, algorithm: Algorithm, device: str, total_steps: int):
+    def __init__(
+        self,
+        policy: AnyPolicy,
+        cfg: RunConfig,
+        algorithm: Algorithm,
+        device: str,
+        total_steps: int,
+        mesh: Mesh = SINGLE,
+    ):
+        if mesh.layout.dp > 1 and algorithm.policy_loss.prepare is not None:
+            raise ConfigError(
+                f"algorithm.policy_loss: {cfg.algorithm.policy_loss.name} chooses tokens from a whole mini-batch, "
+                f"which {mesh.layout.dp} data ranks hold in parts; train with dp 1, or choose another loss"
+            )
         self.policy, self.algorithm = policy, algorithm
         self.temperature = cfg.rollout.sampling.temperature
         self.wants_entropy = cfg.algorithm.entropy_coef != 0
@@ -40,6 +58,7 @@ class ActorWorker(Worker):
             total_steps,
             share_prompt=policy.shares_prompt,
             head_params=policy.head.numel() if isinstance(policy, Policy) else 0,
+            mesh=mesh,
         )
 
     def _forward(self, packed: PackedInput) -> Outputs:
@@ -90,8 +109,10 @@ class ActorWorker(Worker):
 
     @register(ONE_TO_ALL)
     def export(self, folder: str) -> None:
-        """Write the weights that generate, in Hugging Face form."""
-        export(self.policy, folder)
+        """Write the weights that generate, in Hugging Face form. All ranks gather them, the first writes."""
+        whole = self.engine.gathered()
+        if self.engine.mesh.first:
+            export(self.policy, folder, whole or None)
 
     def state_dict(self) -> dict[str, Any]:
         return self.engine.state_dict()

@@ -17,19 +17,28 @@ from verl.core.metrics import Metrics
 from verl.engines.train.engine import EmbeddedTrainEngine, Outputs
 from verl.models.packed import PackedInput
 from verl.models.value import ValueModel
+from verl.parallel.mesh import SINGLE, Mesh
 from verl.utils.timing import timed
 from verl.workers.update_plan import MiniBatch, UpdatePlan
 
 
 class CriticWorker(Worker):
-    """model: decoder with a value head; total_steps: planned optimizer steps."""
+    """model: decoder with a value head; total_steps: planned optimizer steps; mesh: ranks that train it together."""
 
-    def __init__(self, model: ValueModel, cfg: RunConfig, device: str, total_steps: int):
+    def __init__(self, model: ValueModel, cfg: RunConfig, device: str, total_steps: int, mesh: Mesh = SINGLE):
         self.model, self.clip = model, cfg.critic.value_clip
         if cfg.update.activation_checkpointing:
             model.recompute_layers()
         self.engine = EmbeddedTrainEngine(
-            model, self._forward, cfg.update, device, cfg.critic.optim, total_steps, "critic", model.shares_prompt
+            model,
+            self._forward,
+            cfg.update,
+            device,
+            cfg.critic.optim,
+            total_steps,
+            "critic",
+            model.shares_prompt,
+            mesh=mesh,
         )
 
     def _forward(self, packed: PackedInput) -> Outputs:

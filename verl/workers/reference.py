@@ -10,15 +10,16 @@ from verl.engines.train.engine import EmbeddedTrainEngine, Outputs
 from verl.models.logprobs import token_logprobs
 from verl.models.packed import PackedInput
 from verl.models.policy import AnyPolicy
+from verl.parallel.mesh import SINGLE, Mesh
 
 
 class ReferenceWorker(Worker):
     """Scores with the actor's temperature, so that equal weights give equal log-probs."""
 
-    def __init__(self, policy: AnyPolicy, cfg: RunConfig, device: str):
+    def __init__(self, policy: AnyPolicy, cfg: RunConfig, device: str, mesh: Mesh = SINGLE):
         self.policy, self.temperature = policy, cfg.rollout.sampling.temperature
         self.engine = EmbeddedTrainEngine(
-            policy, self._forward, cfg.update, device, name="ref", share_prompt=policy.shares_prompt
+            policy, self._forward, cfg.update, device, name="ref", share_prompt=policy.shares_prompt, mesh=mesh
         )
 
     def _forward(self, packed: PackedInput) -> Outputs:

@@ -119,8 +119,15 @@ def load(backend: str, model_path: Any, dtype: str = "bfloat16", device: str = "
 
 
 def attach(backend: str, policy: Any, cfg: RolloutConfig, **options: Any) -> Engine:
-    """An engine on a policy that is being trained: it reads the policy's parameters where they lie, no second copy."""
+    """An engine on a policy that is being trained: it reads the policy's parameters where they lie, no second copy.
+
+    RolloutError: this rank holds only parts of them.
+    """
+    from verl.parallel.parts import is_cut
+
     entry = BACKENDS[backend]
+    if any(is_cut(p) for p in policy.parameters()):
+        raise RolloutError("the policy is sharded over ranks (fsdp above 1); generation needs whole weights of its own")
     if backend != "vllm":
         _check_used(cfg)
     known = {

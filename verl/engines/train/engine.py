@@ -1,9 +1,9 @@
-"""The train engine of one process: forward, backward and optimizer of one model."""
+"""The train engine: forward, backward and optimizer of one model, on one rank or on several that train it together."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +13,15 @@ from torch import Tensor, nn
 from verl.config.algorithm import UpdateConfig
 from verl.config.models import OptimConfig
 from verl.core.batch import Batch
+from verl.core.errors import ConfigError
 from verl.core.metrics import Metrics
 from verl.core.protocols import Place
-from verl.engines.train.micro_batches import split, tokens_at_once
+from verl.engines.train.micro_batches import idle, split, tokens_at_once
 from verl.engines.train.optimizer import MasterAdamW
 from verl.models.packed import PackedInput
+from verl.parallel.fsdp import release, shard
+from verl.parallel.mesh import SINGLE, Mesh
+from verl.parallel.parts import gathered, part
 from verl.utils.flops import model_flops
 
 
@@ -38,10 +42,16 @@ ScalarLoss = Callable[[Outputs, Batch], tuple[Tensor, Metrics]]
 
 
 class EmbeddedTrainEngine:
-    """One model in one process. `forward` turns packed tokens into the column that this model is asked for.
+    """One model in this process, or this rank's part of it. `forward` turns packed tokens into the column that this
+    model is asked for.
 
     Without an optimizer config the engine is frozen: it infers only. head_params: weights of the output product, which
     only scored rows go through (they count in the reported FLOPs).
+
+    mesh: the ranks that train the model together, each with its own sequences; every method but `place` and `shards` is
+    called by all of them. Losses are divided by counts of all ranks, so gradients are added up over them. Where
+    mesh.layout.fsdp is above 1 the module is sharded here, and every rank runs as many micro-batches as the busiest.
+    over_tp: names of parameters of which tensor ranks hold different parts.
     """
 
     def __init__(
@@ -55,18 +65,28 @@ class EmbeddedTrainEngine:
         name: str = "actor",
         share_prompt: bool = True,
         head_params: int = 0,
+        mesh: Mesh = SINGLE,
+        over_tp: Collection[str] = (),
     ):
         self.module, self.forward, self.device, self.name = module, forward, device, name
+        self.mesh, self.over_tp = mesh, over_tp
         self.max_tokens = tokens_at_once(update, device)
         self.share_prompt = update.share_prompt and share_prompt
         module.requires_grad_(optim is not None)
-        self.optimizer = MasterAdamW(module, optim, total_steps) if optim is not None else None
-        self.skipped_steps = 0
         self.head_params = head_params
         self.body_params = sum(p.numel() for name, p in module.named_parameters() if p.ndim >= 2 and not _is_end(name))
+        self.offloaded = _offloads(update, device, mesh)
+        self._dtypes = shard(module, mesh, self.offloaded) if mesh.sharded else {}
+        self.optimizer = MasterAdamW(module, optim, total_steps) if optim is not None else None
+        self.skipped_steps = 0
+        self._where: Place = "device"
 
-    def _split(self, batch: Batch) -> list[list[int]]:
-        return split(batch, self.max_tokens, self.share_prompt)
+    def _rounds(self, batch: Batch) -> list[list[int] | None]:
+        """Sequence numbers of each micro-batch. None: this rank has nothing left, but gathers weights with others."""
+        self._must_be_here()
+        parts: list[list[int] | None] = [*split(batch, self.max_tokens, self.share_prompt)]
+        most = self.mesh.most(len(parts)) if self.mesh.sharded else len(parts)
+        return parts + [None] * (most - len(parts))
 
     @torch.no_grad()
     def infer(self, batch: Batch, forward: Forward | None = None) -> Tensor:
@@ -76,35 +96,51 @@ class EmbeddedTrainEngine:
         """
         places = batch.per_seq(torch.arange(batch.num_tokens))
         out = torch.zeros(batch.num_tokens)
-        for index in self._split(batch):
-            packed = PackedInput.of(batch.take(index), self.share_prompt, self.device)
-            values = (forward or self.forward)(packed).values
+        for index in self._rounds(batch) or [None]:  # the shape of an answer is the model's, even of none
+            mine = idle() if index is None else batch.take(index)
+            values = (forward or self.forward)(PackedInput.of(mine, self.share_prompt, self.device)).values
             if values.ndim > out.ndim:
                 out = out.new_zeros(batch.num_tokens, values.shape[1])
-            out[torch.cat([places[i] for i in index])] = values.float().cpu()
+            if index is not None:
+                out[torch.cat([places[i] for i in index])] = values.float().cpu()
+        release(self.module)
         return out
 
     def forward_backward(self, batch: Batch, loss: ScalarLoss) -> Metrics:
         """Add the gradients of one mini-batch, part by part. The sum of parts is the mini-batch, however it is cut."""
-        metrics = []
-        for index in self._split(batch):
-            part = batch.take(index)
-            packed = PackedInput.of(part, self.share_prompt, self.device)
-            share, seen = loss(self.forward(packed), part.to(self.device))
-            # Numbers are read before backward, so that the next part is packed while a GPU still works on this one.
-            seen.sum(f"{self.name}/loss", float(share.detach()))
-            if share.requires_grad:
-                share.backward()
-            tokens, rows = len(packed.token_ids), len(packed.where)
-            flops = model_flops(self.body_params, tokens, backward=True)
-            flops += model_flops(self.head_params, rows, backward=True)
-            metrics.append(seen.sum(f"{self.name}/tokens", tokens).sum(f"{self.name}/flops", flops))
-        return Metrics.merge(metrics)
+        rounds = self._rounds(batch)
+        return Metrics.merge([self._idle() if i is None else self._part(batch.take(i), loss) for i in rounds])
+
+    def _part(self, part: Batch, loss: ScalarLoss) -> Metrics:
+        packed = PackedInput.of(part, self.share_prompt, self.device)
+        outputs = self.forward(packed)
+        share, seen = loss(outputs, part.to(self.device))
+        # Numbers are read before backward, so that the next part is packed while a GPU still works on this one.
+        seen.sum(f"{self.name}/loss", float(share.detach()))
+        if share.requires_grad:
+            share.backward()
+        elif self.mesh.sharded:  # others wait for this rank's backward
+            (0.0 * outputs.values.sum()).backward()
+        tokens, rows = len(packed.token_ids), len(packed.where)
+        flops = model_flops(self.body_params, tokens, backward=True)
+        flops += model_flops(self.head_params, rows, backward=True)
+        return seen.sum(f"{self.name}/tokens", tokens).sum(f"{self.name}/flops", flops)
+
+    def _idle(self) -> Metrics:
+        """A micro-batch that adds zero to every gradient."""
+        outputs = self.forward(PackedInput.of(idle(), self.share_prompt, self.device))
+        (0.0 * outputs.values.sum()).backward()
+        return Metrics()
 
     def optim_step(self) -> Metrics:
-        """Clip to the norm, step, zero. A norm that is not finite never reaches the weights: counted and skipped."""
+        """Clip to the norm, step, zero. A norm that is not finite never reaches the weights: counted and skipped, by
+        all ranks alike, since all see the same norm.
+        """
         assert self.optimizer is not None
-        norm = self.optimizer.grad_norm()
+        self._must_be_here()
+        if not self.mesh.sharded:
+            self.mesh.add_up(self.optimizer.grads, "replicate")
+        norm = self.optimizer.grad_norm(self.mesh, self.over_tp)
         metrics = Metrics()
         finite = math.isfinite(norm)
         if finite:
@@ -113,25 +149,80 @@ class EmbeddedTrainEngine:
         else:
             self.skipped_steps += 1
         self.optimizer.zero_grad()
-        return metrics.sum(f"{self.name}/skipped_steps", 0.0 if finite else 1.0)
+        counted = not finite and self.mesh.coord.dp == 0  # answers of data ranks are added up
+        return metrics.sum(f"{self.name}/skipped_steps", float(counted))
 
     def shards(self) -> Mapping[str, Tensor]:
-        return {name: p.detach() for name, p in self.module.named_parameters()}
+        """Named weights of this rank, in the dtype that computes; of a sharded model its parts, without empty ones."""
+        named = {name: p.detach() for name, p in self.module.named_parameters()}
+        if not self.mesh.sharded:
+            return named
+        mine = {name: part(p).to(self._dtypes[name]) for name, p in named.items()}
+        return {name: p for name, p in mine.items() if p.numel()}
+
+    def gathered(self) -> dict[str, Tensor]:
+        """Whole weights of a sharded model by name, in the dtype that computes, on the host of the first rank; {} on
+        others, and where the module has them whole itself. All ranks call it.
+        """
+        if self.over_tp:
+            raise ConfigError(f"tp: tensor ranks hold parts of the {self.name}, which cannot be gathered; set tp to 1")
+        if not self.mesh.sharded:
+            return {}
+        release(self.module)
+        out: dict[str, Tensor] = {}
+        for name, p in self.module.named_parameters():
+            out |= {n: w.to(self._dtypes[n]) for n, w in gathered({name: p.detach()}, self.mesh.first).items()}
+        return out
 
     def place(self, where: Place) -> None:
-        """Training state of the embedded engine stays where it is: there is nobody to give the memory to."""
-        if where != "device":
-            raise ValueError(f"the embedded train engine cannot be placed on {where!r}")
+        """Where weights, masters and moments are. `host`: out of device memory. `released`: on the device, without
+        gradient buffers, which `host` does without as well. On a CPU, and where they are offloaded, nothing else moves.
+
+        A rollout engine that reads the module's own storage cannot generate while it is on the host.
+        """
+        if where == self._where:
+            return
+        if self.optimizer is not None:
+            self.optimizer.free_grads()
+        if self.device != "cpu" and not self.offloaded and "host" in (where, self._where):
+            self._moved(lambda x: x.to("cpu" if where == "host" else self.device))
+        if self.optimizer is not None and where == "device":
+            self.optimizer.take_grads()
+        self._where = where
+
+    def _moved(self, move: Callable[[Tensor], Tensor]) -> None:
+        self.module._apply(move)
+        if self.optimizer is not None:
+            self.optimizer.moved(move)
+
+    def _must_be_here(self) -> None:
+        if self._where != "device":
+            raise RuntimeError(f"the {self.name} is placed on {self._where!r}; call place('device') first")
 
     def state_dict(self) -> dict[str, Any]:
+        """Everything that the next step depends on, with whole tensors; of several ranks on the first, {} on others."""
         if self.optimizer is None:
             return {}
-        return {"optimizer": self.optimizer.state_dict(), "skipped_steps": self.skipped_steps}
+        state = {"optimizer": self.optimizer.state_dict(), "skipped_steps": self.skipped_steps}
+        return gathered(state, self.mesh.first)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore it, from whole tensors on every rank, whatever layout they were gathered from."""
         assert self.optimizer is not None
+        release(self.module)
         self.optimizer.load_state_dict(state["optimizer"])
         self.skipped_steps = int(state["skipped_steps"])
+
+
+def _offloads(update: UpdateConfig, device: str, mesh: Mesh) -> bool:
+    """Whether parts lie on the host. On a CPU there is no other place, so the option changes nothing."""
+    if not update.cpu_offload or device == "cpu":
+        return False
+    if not mesh.sharded:
+        raise ConfigError(
+            "update.cpu_offload: only a model that is sharded over ranks (fsdp above 1) is offloaded; set it to false"
+        )
+    return True
 
 
 def _is_end(name: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 import torch
 
 from verl.config.algorithm import UpdateConfig
-from verl.core.batch import Batch
+from verl.core.batch import Batch, cumulative
 from verl.data.packing import plan_micro_batches
 
 
@@ -24,6 +24,12 @@ def split(batch: Batch, max_tokens: int, share_prompt: bool) -> list[list[int]]:
     units = _units(batch, max_tokens, share_prompt)
     plan = plan_micro_batches([cost for _, cost in units], max_tokens)
     return [[i for u in part for i in units[u][0]] for part in plan]
+
+
+def idle() -> Batch:
+    """A micro-batch that asks the model nothing: one token, which nobody drew."""
+    cols = {"token_ids": torch.zeros(1, dtype=torch.int64), "loss_mask": torch.zeros(1, dtype=torch.bool)}
+    return Batch(cumulative(torch.ones(1, dtype=torch.int64)), cols)
 
 
 def _units(batch: Batch, max_tokens: int, share_prompt: bool) -> list[tuple[list[int], int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -11,7 +11,11 @@ from torch import Tensor, nn
 from verl.config.models import OptimConfig
 from verl.core.errors import CheckpointError
 from verl.engines.train.schedule import lr_at
+from verl.parallel.mesh import SINGLE, Mesh
+from verl.parallel.norm import global_norm
+from verl.parallel.parts import cut_like, is_cut, part, part_of
 
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 _PIECE = 2**19
 """Elements of a gradient that are added at one time."""
 
@@ -20,8 +24,9 @@ class MasterAdamW:
     """Decoupled weight decay (arXiv:1711.05101, algorithm 2).
 
     A parameter below fp32 gets an fp32 master; its gradient is added to the master's fp32 gradient as soon as backward
-    has made it, and then freed, so micro-batches lose nothing to rounding. fp32 parameters are their own masters.
-    Gradient buffers stay allocated between steps.
+    has made it, and then freed, so micro-batches lose nothing to rounding. fp32 parameters are their own masters. Of a
+    parameter that is cut over ranks, this rank's part is the master, in the same storage; FSDP adds to its gradient.
+    Gradient buffers stay allocated between steps, unless `free_grads` is called.
     """
 
     def __init__(self, module: nn.Module, cfg: OptimConfig, total_steps: int):
@@ -30,29 +35,34 @@ class MasterAdamW:
         self.names = [name for name, p in module.named_parameters() if p.requires_grad]
         params = dict(module.named_parameters())
         self.params = [params[name] for name in self.names]
-        self.masters = [p if p.dtype == torch.float32 else p.detach().float() for p in self.params]
+        self.masters = [_master(p) for p in self.params]
         for p, master in zip(self.params, self.masters, strict=True):
-            master.grad = torch.zeros_like(master)
-            if master is not p:
+            if master is not p and not is_cut(p):
                 p.register_post_accumulate_grad_hook(_into(master))
-        decay = [m for m, p in zip(self.masters, self.params, strict=True) if p.ndim >= 2]
-        rest = [m for m, p in zip(self.masters, self.params, strict=True) if p.ndim < 2]
+        self.take_grads()
+        filled = [(m, p) for m, p in zip(self.masters, self.params, strict=True) if m.numel()]
+        decay, rest = [m for m, p in filled if p.ndim >= 2], [m for m, p in filled if p.ndim < 2]
         groups = [{"params": kept, "weight_decay": wd} for kept, wd in ((decay, cfg.weight_decay), (rest, 0.0)) if kept]
         self._adam = torch.optim.AdamW(groups, lr=cfg.lr, betas=cfg.betas, eps=cfg.eps, fused=True)
 
     @property
     def grads(self) -> list[Tensor]:
+        """fp32, in the order of `names`: this rank's parts."""
         return [m.grad for m in self.masters if m.grad is not None]
+
+    @property
+    def moments(self) -> list[Tensor]:
+        """What AdamW keeps beside the masters, as far as steps were made."""
+        return [s[key] for s in self._adam.state.values() for key in _MOMENTS]
 
     @property
     def lr(self) -> float:
         """Rate of the next step."""
         return lr_at(self.steps, self.cfg, self.total_steps)
 
-    @torch.no_grad()
-    def grad_norm(self) -> float:
-        """Global 2-norm; nan or inf if any gradient is."""
-        return float(torch.stack(torch._foreach_norm(self.grads)).norm())
+    def grad_norm(self, mesh: Mesh = SINGLE, over_tp: Collection[str] = ()) -> float:
+        """Global 2-norm; nan or inf if any gradient is. over_tp: names of which tensor ranks hold different parts."""
+        return global_norm(self.grads, [name in over_tp for name in self.names], mesh)
 
     @torch.no_grad()
     def step(self, scale: float) -> None:
@@ -68,7 +78,7 @@ class MasterAdamW:
     @torch.no_grad()
     def sync(self) -> None:
         """Copy masters into the weights that compute."""
-        pairs = [(p.data, m) for p, m in zip(self.params, self.masters, strict=True) if m is not p]
+        pairs = [(p.data, m) for p, m in zip(self.params, self.masters, strict=True) if m is not p and not is_cut(p)]
         if pairs:
             torch._foreach_copy_([p for p, _ in pairs], [m for _, m in pairs])
 
@@ -76,30 +86,69 @@ class MasterAdamW:
     def zero_grad(self) -> None:
         torch._foreach_zero_(self.grads)
 
+    @torch.no_grad()
+    def take_grads(self) -> None:
+        """Gradient buffers, zero."""
+        for p, master in zip(self.params, self.masters, strict=True):
+            if is_cut(p):
+                p.grad = torch.zeros_like(p)
+                master.grad = part(p.grad)
+            else:
+                master.grad = torch.zeros_like(master)
+
+    def free_grads(self) -> None:
+        """Give the gradient buffers' memory back; `take_grads` before the next backward."""
+        for x in (*self.params, *self.masters):
+            x.grad = None
+
+    def moved(self, move: Callable[[Tensor], Tensor]) -> None:
+        """Masters and moments to where `move` copies a tensor. The model's weights have been moved already, and no
+        gradients are held.
+        """
+        for p, master in zip(self.params, self.masters, strict=True):
+            if is_cut(p):
+                master.data = part(p)
+            elif master is not p:
+                master.data = move(master.data)
+            state = self._adam.state.get(master, {})
+            state.update({key: move(value) for key, value in state.items()})
+
     def state_dict(self) -> dict[str, Any]:
-        """Masters and moments by parameter name, and the step count."""
-        moments = [self._adam.state.get(m, {}) for m in self.masters]
-        state: dict[str, Any] = {"steps": self.steps, "master": dict(zip(self.names, self.masters, strict=True))}
-        for key in ("exp_avg", "exp_avg_sq"):
-            state[key] = {n: s[key] for n, s in zip(self.names, moments, strict=True) if key in s}
+        """Masters and moments by parameter name, cut as the parameters are, and the step count."""
+        weights = list(zip(self.names, self.params, self.masters, strict=True))
+        state: dict[str, Any] = {"steps": self.steps, "master": {n: cut_like(m.detach(), p) for n, p, m in weights}}
+        for key in _MOMENTS:
+            state[key] = {n: cut_like(self._moment(key, m), p) for n, p, m in weights if self.steps}
         return state
+
+    def _moment(self, key: str, master: Tensor) -> Tensor:
+        state = self._adam.state.get(master, {})
+        return state[key] if key in state else torch.zeros_like(master)  # an empty part has none
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore whole tensors, of which each rank takes its part."""
         saved = state["master"]
         if set(saved) != set(self.names):
             odd = sorted(set(saved) ^ set(self.names))[:3]
             raise CheckpointError(f"the checkpoint holds other weights than the model (for example {', '.join(odd)})")
         self.steps = int(state["steps"])
-        for name, master in zip(self.names, self.masters, strict=True):
-            master.copy_(saved[name])
-            if self.steps:
+        for name, p, master in zip(self.names, self.params, self.masters, strict=True):
+            master.copy_(part_of(saved[name], p))
+            if self.steps and master.numel():
+                moments = {key: part_of(state[key][name], p).to(master.device, copy=True) for key in _MOMENTS}
                 self._adam.state[master] = {
                     "step": torch.tensor(float(self.steps), device=master.device),
-                    "exp_avg": state["exp_avg"][name].to(master.device, copy=True),
-                    "exp_avg_sq": state["exp_avg_sq"][name].to(master.device, copy=True),
+                    **moments,
                 }
         self.sync()
+
+
+def _master(p: nn.Parameter) -> Tensor:
+    """The fp32 tensor that is trained for p: p itself, its part here, or a copy."""
+    if is_cut(p):
+        return part(p).detach()
+    return p if p.dtype == torch.float32 else p.detach().float()
 
 
 def _into(master: Tensor) -> Any:

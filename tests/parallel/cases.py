@@ -1,0 +1,109 @@
+"""What every layout trains in the tests of parallel training, and how its sequences lie on ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.models.helpers import family_batch
+from verl.algos.algorithm import Algorithm
+from verl.algos.presets import preset_values
+from verl.config import RunConfig, resolve
+from verl.core.batch import Batch
+from verl.models.load import load_policy, load_value_model
+from verl.parallel.layout import Layout
+from verl.parallel.mesh import Mesh
+from verl.workers.actor import ActorWorker
+from verl.workers.critic import CriticWorker
+from verl.workers.update_plan import UpdatePlan
+
+LAYOUTS = {
+    "one": Layout(),
+    "dp2": Layout(dp=2),
+    "dp4": Layout(dp=4),
+    "fsdp2": Layout(dp=2, fsdp=2),
+    "fsdp4": Layout(dp=4, fsdp=4),
+    "hsdp": Layout(dp=4, fsdp=2),
+}
+STAGES = (("fsdp4",), ("hsdp",), ("dp4",), ("dp2", "fsdp2"), ("one",))
+"""Layouts that run at the same time, on as many of four processes each as they need."""
+OWNERS = {1: (0,), 2: (0, 0, 0, 1), 4: (0, 0, 1, 0, 2)}
+"""Data rank of sequence i, again from the start where the list ends: uneven, and the last of four has none."""
+STEPS = 5
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model in a role. model: folder under the test's; update: of its config."""
+
+    role: str
+    model: str
+    implementation: str
+    dtype: str = "float32"
+    checkpointing: bool = False
+
+    def config(self) -> RunConfig:
+        optim = {"lr": 4e-3, "eps": 1e-3, "weight_decay": 0.1, "max_grad_norm": 0.5}
+        tree = {
+            "model": {"dtype": self.dtype, "implementation": self.implementation},
+            "algorithm": {"name": "ppo", "entropy_coef": 0.01, "kl": {"coef": 0.01}},
+            "actor": {"optim": optim},
+            "critic": {"optim": optim},
+            "update": {
+                "epochs": STEPS,
+                "micro_batch_tokens": 150,
+                "activation_checkpointing": self.checkpointing,
+            },
+        }
+        return resolve([tree], preset_values())
+
+    def worker(self, folder: Path, mesh: Mesh) -> Any:
+        cfg = self.config()
+        if self.role == "actor":
+            policy = load_policy(folder / self.model, cfg.model)
+            return ActorWorker(policy, cfg, Algorithm(cfg), "cpu", STEPS, mesh)
+        model = load_value_model(folder / self.model, cfg.model)
+        torch.nn.init.normal_(model.score.weight, std=0.2, generator=torch.Generator().manual_seed(3))
+        return CriticWorker(model, cfg, "cpu", STEPS, mesh)
+
+
+SUBJECTS = {
+    "actor": Subject("actor", "tied", "native"),
+    "actor_checkpointed": Subject("actor", "untied", "native", checkpointing=True),
+    "actor_transformers": Subject("actor", "tied", "transformers"),
+    "critic": Subject("critic", "tied", "native"),
+    "critic_transformers": Subject("critic", "untied", "transformers", checkpointing=True),
+    "actor_bf16": Subject("actor", "tied", "native", dtype="bfloat16"),
+}
+
+
+def whole_batch() -> Batch:
+    """Sequences of many lengths with what a loss reads drawn at random, off the policy of now."""
+    batch = family_batch()
+    g = torch.Generator().manual_seed(1)
+
+    def noise(scale: float, shift: float = 0.0) -> torch.Tensor:
+        return torch.randn(batch.num_tokens, generator=g) * scale + shift
+
+    names = {"advantages": (1.0, 0.0), "values": (0.5, 0.0), "returns": (1.0, 0.3)}
+    names |= dict.fromkeys(("rollout_logprobs", "old_logprobs", "ref_logprobs"), (0.3, -5.5))
+    return batch.with_(**{name: noise(*how) for name, how in names.items()})
+
+
+def mine(batch: Batch, mesh: Mesh) -> list[int]:
+    """Sequences of this rank."""
+    owners = OWNERS[mesh.layout.dp]
+    return [i for i in range(batch.num_seqs) if owners[i % len(owners)] == mesh.coord.dp]
+
+
+def plans(subject: Subject, batch: Batch, index: list[int]) -> list[UpdatePlan]:
+    """One plan an optimizer step, of the sequences `index`; divided by counts of all of them."""
+    at = {seq: place for place, seq in enumerate(index)}
+    out = []
+    for mini in UpdatePlan.of(batch, subject.config().update, seed=5, step=3).minibatches:
+        local = tuple(at[i] for i in mini.index if i in at)
+        out.append(UpdatePlan((replace(mini, index=local),)))
+    return out

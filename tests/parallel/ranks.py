@@ -1,0 +1,129 @@
+"""Four processes that train the cases in every layout: `python -m tests.parallel.ranks FOLDER`.
+
+FOLDER holds the models `tied` and `untied`; each rank of each layout leaves LAYOUT-RANK.pt there. Everything is
+imported once, before the processes part.
+"""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import multiprocessing.connection
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tests.parallel.cases import LAYOUTS, STAGES, SUBJECTS, Subject, mine, plans, whole_batch
+from verl.core.batch import Batch
+from verl.engines.train.memory import state_bytes
+from verl.models import logprobs
+from verl.models.kernels import Kernels
+from verl.parallel.mesh import SINGLE, Mesh
+from verl.parallel.parts import cut_like, is_cut, whole
+
+PATIENCE = timedelta(seconds=60)
+
+
+def train(subject: Subject, name: str, folder: Path, mesh: Mesh) -> dict[str, Any]:
+    """What a rank saw of the steps of one subject, and what it holds after them."""
+    worker, batch = subject.worker(folder, mesh), whole_batch()
+    index = mine(batch, mesh)
+    local, seen = batch.take(index), {"index": index, "steps": [], "norms": []}
+    if subject.role == "actor":
+        scored = worker.old_logprobs_and_squares(local.select(("token_ids", "loss_mask", "group_id")))
+        seen["scores"] = [scored.per_seq(scored[c]) for c in ("old_logprobs", "sum_pi_squared")]
+    else:
+        scored = worker.values(local.select(("token_ids", "loss_mask", "group_id")))
+        seen["scores"] = [scored.per_seq(scored["values"])]
+    optimizer = worker.engine.optimizer
+    step = optimizer.step
+
+    def watched(scale: float) -> None:
+        if not seen["steps"]:
+            pairs = zip(optimizer.names, optimizer.params, optimizer.masters, strict=True)
+            seen["grads"] = {n: whole(cut_like(m.grad, p)).clone() for n, p, m in pairs}
+        step(scale)
+
+    optimizer.step = watched
+    update = worker.update_actor if subject.role == "actor" else worker.update_critic
+    for number, plan in enumerate(plans(subject, batch, index)):
+        if number == 2:  # out of its storage and back
+            worker.engine.place("host")
+            worker.engine._moved(torch.clone)
+            worker.engine.place("device")
+        seen["steps"].append(update(local, plan=plan).values_by_name())
+    seen["weights"] = gathered_weights(worker.engine)
+    seen["bytes"] = state_bytes(worker.engine)
+    seen["cut"] = {is_cut(p) for p in worker.engine.module.parameters()}
+    after(subject, worker, local, plans(subject, batch, index)[0], folder / f"{name}-export", mesh, seen)
+    return seen
+
+
+def gathered_weights(engine: Any) -> dict[str, torch.Tensor]:
+    return {n: whole(p.detach()).clone() for n, p in engine.module.named_parameters()}
+
+
+def after(
+    subject: Subject, worker: Any, local: Batch, plan: Any, folder: Path, mesh: Mesh, seen: dict[str, Any]
+) -> None:
+    """A checkpoint that another worker goes on from, an export, and a gradient that is not finite on one rank."""
+    state: list[Any] = [worker.state_dict()]
+    seen["state"] = copy.deepcopy(state[0])  # a world of one answers with what it trains on
+    if subject.role == "actor" and subject.dtype == "float32":
+        worker.export(str(folder))
+    if mesh.axes is not None:
+        dist.broadcast_object_list(state)
+    other = subject.worker(folder.parent, mesh)
+    other.load_state_dict(state[0])
+    update = "update_actor" if subject.role == "actor" else "update_critic"
+    for one in (worker, other):
+        getattr(one, update)(local, plan=plan)
+    pair = [gathered_weights(one.engine) for one in (worker, other)]
+    seen["resumed"] = all(torch.equal(pair[0][n], pair[1][n]) for n in pair[0])
+    if mesh.coord.dp == mesh.layout.dp - 1:
+        next(g for g in reversed(worker.engine.optimizer.grads) if g.numel()).flatten()[0] = float("inf")
+    worker.engine.optim_step()
+    unchanged = gathered_weights(worker.engine)
+    seen["skipped"] = worker.engine.skipped_steps, all(torch.equal(pair[0][n], unchanged[n]) for n in unchanged)
+    seen["kernels_take"] = {Kernels.takes(Any, p.detach().bfloat16()) for p in worker.engine.module.parameters()}
+
+
+def run_rank(process: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    logprobs._CHUNK_ELEMENTS = 1500  # a few states a chunk, so that heads are computed again in backward
+    for stage, names in enumerate(STAGES):
+        first = 0
+        for name in names:
+            layout = LAYOUTS[name]
+            rank, first = process - first, first + layout.world
+            if 0 <= rank < layout.world:
+                mesh = SINGLE
+                if layout.world > 1:
+                    store = dist.FileStore(str(folder / f"store-{stage}-{name}"), layout.world)
+                    dist.init_process_group("gloo", store=store, rank=rank, world_size=layout.world, timeout=PATIENCE)
+                    mesh = Mesh.of(layout)
+                seen = {s: train(subject, f"{name}-{s}", folder, mesh) for s, subject in SUBJECTS.items()}
+                torch.save(seen, folder / f"{name}-{rank}.pt")
+                if layout.world > 1:
+                    dist.destroy_process_group()
+
+
+def main(folder: Path) -> int:
+    context = multiprocessing.get_context("fork")
+    ranks = [context.Process(target=run_rank, args=(rank, folder), daemon=True) for rank in range(4)]
+    for rank in ranks:
+        rank.start()
+    while any(rank.is_alive() for rank in ranks):
+        multiprocessing.connection.wait([rank.sentinel for rank in ranks if rank.is_alive()])
+        if any(rank.exitcode for rank in ranks):  # the others would wait for it
+            for rank in ranks:
+                rank.kill()
+    return max(abs(rank.exitcode or 0) for rank in ranks)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

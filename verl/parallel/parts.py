@@ -1,0 +1,60 @@
+"""Tensors of which a rank holds a part: from the whole to the part and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+
+def is_cut(x: Tensor) -> bool:
+    """Whether ranks hold parts of x."""
+    return isinstance(x, DTensor)
+
+
+@torch.no_grad()
+def part(x: Tensor) -> Tensor:
+    """What this rank holds of x, in the same storage; x itself where it is not cut."""
+    return x.to_local() if isinstance(x, DTensor) else x
+
+
+@torch.no_grad()
+def part_of(whole: Tensor, like: Tensor) -> Tensor:
+    """What this rank would hold of `whole`, cut as `like` is. No rank asks another."""
+    if not isinstance(like, DTensor):
+        return whole
+    return part(distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None))
+
+
+def cut_like(mine: Tensor, like: Tensor) -> Tensor:
+    """This rank's part as a tensor that is cut as `like` is; `mine` itself where it is not."""
+    if not isinstance(like, DTensor):
+        return mine
+    return DTensor.from_local(
+        mine, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+
+
+@torch.no_grad()
+def whole(x: Tensor) -> Tensor:
+    """All of x; every rank that holds a part calls it."""
+    return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+def gathered(tree: Mapping[str, Any], keep: bool) -> dict[str, Any]:
+    """A state tree with whole tensors in place of cut ones, on the host; {} without `keep`. All ranks call it, and one
+    tensor is whole at a time where it is not kept.
+    """
+    out: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            value = gathered(value, keep)
+        elif isinstance(value, DTensor):
+            value = whole(value)
+            value = value.cpu() if keep else None
+        if keep:
+            out[key] = value
+    return out
