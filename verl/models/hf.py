@@ -12,6 +12,7 @@ from verl.models.kernels import Kernels
 from verl.models.packed import PackedInput
 from verl.models.recompute import recompute_layers
 from verl.models.source import ModelSource
+from verl.models.vocabulary import Vocabulary
 
 
 class TransformersPolicy(nn.Module):
@@ -23,6 +24,7 @@ class TransformersPolicy(nn.Module):
     implementation = "transformers"
     shares_prompt = False
     kernels: Kernels | None = None
+    vocabulary: Vocabulary | None = None
 
     def __init__(self, module: Any, source: ModelSource):
         super().__init__()
