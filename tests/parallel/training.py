@@ -25,8 +25,8 @@ STEPS = 5
 
 @dataclass
 class Seen:
-    """columns: of each micro-batch before any step, [3, T]: log-probs, entropies, sums of squares. Whole tensors by name
-    are on the first process only."""
+    """columns: of each micro-batch before any step, [3, T]: log-probs, entropies, sums of squares. Whole tensors by name are
+    on the first process only."""
 
     losses: list[float] = field(default_factory=list)
     columns: list[Tensor] = field(default_factory=list)

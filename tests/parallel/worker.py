@@ -26,7 +26,7 @@ def main(rank: int, folder: Path) -> None:
         fault = ""
         try:
             check(world)
-        except Exception:  # whatever it is, the others must hear of it
+        except Exception:  # noqa: BLE001 - whatever it is, the others must hear of it
             fault = f"rank {rank}: {traceback.format_exc()}"
             print(name, fault, file=sys.stderr, flush=True)
         faults = [""] * 4

@@ -129,8 +129,8 @@ class Cuts:
         return Part(dim, start, stop, size)
 
     def owned(self, name: str, local: Tensor, rank: int) -> Tensor:
-        """A view of the part of a rank's own tensor (parameter, gradient ...) that counts as its: what no rank before it
-        holds. Over all ranks every element counts once, for norms and exports.
+        """A view of the part of a rank's own tensor (parameter, gradient ...) that counts as its: what no rank before
+        it holds. Over all ranks every element counts once, for norms and exports.
         """
         part, own = self.part(name, rank), self.owned_part(name, rank)
         if part is None or own is None:
@@ -226,7 +226,7 @@ class Share:
         return None if self.cuts is None else self.cuts.part(name, self.tp_rank)
 
     def owned(self, name: str, local: Tensor) -> Tensor:
-        """A view of what counts as this process's of its own tensor: over all stages and ranks each element counts once.
+        """A view of what counts as this process's of its own tensor: over all stages and ranks, each element once.
 
         So the norm of all gradients is the root of the sum over processes of owned squares.
         """

@@ -39,7 +39,8 @@ def fill(
                 have, want = (tuple(t.shape) for t in (tensor, params[key]))
                 raise ModelError(
                     f"{name}: weight {key!r} has shape {have}, its config says "
-                    f"{want if part is None else part.whole_shape(want)}; weights and config.json do not belong together"
+                    f"{want if part is None else part.whole_shape(want)}; weights and config.json do not belong "
+                    "together"
                 )
             params[key].copy_(tensor)
             missing.discard(key)

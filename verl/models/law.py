@@ -46,8 +46,8 @@ def law_backward(
     """Gradient of the logits.
 
     rows: gradients [R] of the log-probs of targets [R], in the order of their states, and where the rows of each state
-    begin [U + 1]. of_entropy_U: gradient of the entropy. Logits may be some of a vocabulary, of which `law` is the whole
-    law; a target that is not among them is -1.
+    begin [U + 1]. of_entropy_U: gradient of the entropy. Logits may be part of a vocabulary, of which `law` is the
+    whole law; a target that is not among them is -1.
     """
     of_R, target_R, begin = rows
     state_R = torch.repeat_interleave(torch.arange(len(z_UV), device=z_UV.device), begin.diff())

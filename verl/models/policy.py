@@ -120,7 +120,9 @@ AnyPolicy = Policy | TransformersPolicy
 
 
 def hidden_states(decoder: Decoder, packed: PackedInput, hidden: Tensor | None = None) -> Tensor:
-    """[P, D] of a packed input; hidden: as in `Decoder.forward`. ModelError where a sequence is longer than the rotary embedding stays constant."""
+    """[P, D] of a packed input; hidden: as in `Decoder.forward`. ModelError where a sequence is longer than the rotary
+    embedding stays constant.
+    """
     limit = decoder.config.rope.limit
     if limit is not None and packed.longest > limit:
         raise ModelError(
