@@ -19,6 +19,7 @@ from verl.models.load import load_policy
 from verl.models.logprobs import token_logprobs
 from verl.models.packed import PackedInput
 from verl.models.plan import Block, Plan
+from verl.models.vocabulary import Vocabulary
 
 
 def paths(blocks: list[Block]) -> list[list[int]]:
@@ -232,6 +233,7 @@ class Table:
     """A policy that is a table of logits, for log-probs alone."""
 
     kernels: Kernels | None = None
+    vocabulary: Vocabulary | None = None
 
     def __init__(self, table: Tensor):
         self.table = table

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from verl.core.errors import ModelError
+from verl.models.gather import all_succeeded, is_writer, whole_tensors
 from verl.models.hf import TransformersPolicy
 from verl.models.policy import AnyPolicy, Policy
 
@@ -36,9 +37,25 @@ def export(
     tensors: weights by name in place of the policy's own (masters, an average, what ranks hold together); the dtype is
     theirs.
     All is written beside `folder` and renamed, so a reader never sees half a model.
+    A policy that is cut: every process that holds a part calls this, the first gathers (on its host) and writes; all
+    return when the folder is there.
     ModelError where it cannot be written.
     """
     folder = Path(folder)
+    if not isinstance(policy, Policy) or (policy.decoder.tp is None and policy.decoder.pp is None):
+        return _export(policy, folder, tensors, max_shard_bytes)
+    state = whole_tensors(policy, dict(policy.named_parameters()) if tensors is None else tensors)
+    failed = True
+    try:
+        if is_writer(policy):
+            _export(policy, folder, state, max_shard_bytes)
+        failed = False
+    finally:
+        all_succeeded(policy, failed, str(folder))
+    return folder
+
+
+def _export(policy: AnyPolicy, folder: Path, tensors: Mapping[str, Tensor] | None, max_shard_bytes: int) -> Path:
     draft = folder.parent / f".{folder.name}.{os.getpid()}.tmp"
     try:
         draft.mkdir(parents=True)
@@ -61,7 +78,7 @@ def export(
 
 
 def _write_native(policy: Policy, folder: Path, tensors: Mapping[str, Tensor], max_shard_bytes: int) -> None:
-    names = dict(policy.named_parameters()).keys()
+    names = dict(Policy(policy.decoder.config, policy.source).named_parameters()).keys()  # whole, without memory
     assert set(tensors) == set(names), f"export of other tensors than the policy's: {set(tensors) ^ set(names)}"
     write_safetensors(folder, tensors, max_shard_bytes)
     config = policy.source.hf_config()

@@ -13,6 +13,7 @@ from verl.models.kernels import Kernels
 from verl.models.packed import PackedInput
 from verl.models.recompute import recompute_layers
 from verl.models.source import ModelSource
+from verl.models.vocabulary import Vocabulary
 
 
 class TransformersPolicy(nn.Module):
@@ -28,6 +29,7 @@ class TransformersPolicy(nn.Module):
     entry = "features"
     agree: Callable[[int], int] = int
     """From the forwards that an input takes here to those that all ranks make, where they gather weights together."""
+    vocabulary: Vocabulary | None = None
 
     def __init__(self, module: Any, source: ModelSource):
         super().__init__()

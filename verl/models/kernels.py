@@ -129,7 +129,7 @@ class Kernels:
         of_entropy: Tensor | None,
     ) -> Tensor:
         """Gradient of z. rows: gradients [R] fp32 of the log-probs of targets [R], by state; where those of each state
-        begin [U + 1]. of_entropy: gradient [U] of the entropy.
+        begin [U + 1]; a target of -1 has no logit here. of_entropy: gradient [U] of the entropy.
         """
         out = torch.empty_like(z)
         of_row, target, begin = rows

@@ -46,7 +46,8 @@ def law_backward(
     """Gradient of the logits.
 
     rows: gradients [R] of the log-probs of targets [R], in the order of their states, and where the rows of each state
-    begin [U + 1]. of_entropy_U: gradient of the entropy.
+    begin [U + 1]. of_entropy_U: gradient of the entropy. Logits may be part of a vocabulary, of which `law` is the
+    whole law; a target that is not among them is -1.
     """
     of_R, target_R, begin = rows
     state_R = torch.repeat_interleave(torch.arange(len(z_UV), device=z_UV.device), begin.diff())
@@ -62,7 +63,9 @@ def law_backward(
             rise = logp.clamp_(min=-1e30).add_(law.entropy[some, None]).mul_(of_entropy_U[some, None])
             grad = p.mul_(rise.add_(of_logp_U[some]).neg_())
         mine = slice(*begin[[some.start, some.stop]].tolist())
-        grad.index_put_((state_R[mine] - some.start, target_R[mine]), of_R[mine], accumulate=True)
+        target = target_R[mine]
+        hot = (state_R[mine] - some.start, target.clamp(min=0))
+        grad.index_put_(hot, torch.where(target < 0, 0, of_R[mine]), accumulate=True)
         grad_UV[some] = grad if temperature == 1 else grad.div_(temperature)
     return grad_UV
 

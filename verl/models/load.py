@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,32 +21,63 @@ from verl.models.policy import AnyPolicy, Policy
 from verl.models.reward_model import RewardModel
 from verl.models.source import LoadedSource, ModelSource, resolve
 from verl.models.value import ValueModel
+from verl.parallel.axes import PipelineParallel, TensorParallel
 
 ModelPath = str | Path | nn.Module
 """A path as in `actor.path`, or a transformers module that is already loaded."""
 
 
-def load_policy(path: ModelPath, cfg: ModelConfig, device: torch.device | str = "cpu") -> AnyPolicy:
-    """The policy at `path` in cfg.dtype; its `.implementation` says what `auto` took. ModelError where it cannot be."""
+def load_policy(
+    path: ModelPath,
+    cfg: ModelConfig,
+    device: torch.device | str = "cpu",
+    tp: TensorParallel | None = None,
+    pp: PipelineParallel | None = None,
+) -> AnyPolicy:
+    """The policy at `path` in cfg.dtype; its `.implementation` says what `auto` took. ModelError where it cannot be.
+
+    tp, pp: this process gets, and reads, its share only.
+    """
     source, dtype = _source(path, cfg), getattr(torch, cfg.dtype)
     config = _native_config(source, cfg)
     if config is None:
         _refuse_fp32_head(source.name, cfg)
         _refuse_kernels(source.name, cfg)
+        _refuse_axes(source.name, tp, pp)
         return TransformersPolicy(hf_module(source, "AutoModelForCausalLM", dtype, device), source)
+    return native_policy(source, config, cfg, device, tp, pp)
+
+
+def native_policy(
+    source: ModelSource,
+    config: DecoderConfig,
+    cfg: ModelConfig,
+    device: torch.device | str = "cpu",
+    tp: TensorParallel | None = None,
+    pp: PipelineParallel | None = None,
+) -> Policy:
+    """`load_policy` where the config is known; it imports nothing of transformers."""
+    dtype = getattr(torch, cfg.dtype)
     kernels, why = chosen(cfg.compile, dtype, device)
-    policy = Policy(config, source, dtype, fp32_head=cfg.fp32_head).to_empty(device=device)
-    fill(policy, source.tensors(), source.name, ignore=r"lm_head\.weight" if config.tied else None)
+    policy = Policy(config, source, dtype, fp32_head=cfg.fp32_head, tp=tp, pp=pp).to_empty(device=device)
+    share, ignore = policy.decoder.share, r"lm_head\.weight" if config.tied else None
+    fill(policy, source.tensors(share), source.name, ignore, share=share)
     policy.decoder.use(kernels, why)
     return policy
 
 
 def load_value_model(
-    path: ModelPath, cfg: ModelConfig, device: torch.device | str = "cpu", seed: int = 0
+    path: ModelPath,
+    cfg: ModelConfig,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+    tp: TensorParallel | None = None,
+    pp: PipelineParallel | None = None,
 ) -> ValueModel:
     """The critic: the body of the model at `path`; the score head of a reward model, else a head of zeros.
 
-    seed: of body weights that a checkpoint lacks (only transformers bodies have such: poolers and the like).
+    seed: of body weights that a checkpoint lacks (only transformers bodies have such: poolers and the like). tp, pp: as
+    in `load_policy`; the head is whole on every rank, and in the last stage only.
     """
     source, dtype = _source(path, cfg), getattr(torch, cfg.dtype)
     config = _native_config(source, cfg)
@@ -53,13 +85,8 @@ def load_value_model(
     if has_head:
         _require_one_label(source)
     if config is not None:
-        decoder = Decoder(config, dtype)
-        decoder.use(*chosen(cfg.compile, dtype, device))
-        model = ValueModel(decoder, config.hidden_size, source, "meta").to_empty(device=device)
-        nn.init.zeros_(model.score.weight)
-        ignore = r"lm_head\.weight|score\.bias" if not has_head else None
-        fill(model, source.tensors(), source.name, ignore, optional=() if has_head else ("score.weight",))
-        return model
+        return _native_value(source, config, cfg, device, has_head, tp, pp)
+    _refuse_axes(source.name, tp, pp)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         body = hf_module(source, "AutoModel", dtype, device)
@@ -68,6 +95,29 @@ def load_value_model(
     if has_head:
         head = ((name.removeprefix("score."), t) for name, t in source.tensors() if name.startswith("score."))
         fill(model.score, head, source.name)
+    return model
+
+
+def _native_value(
+    source: ModelSource,
+    config: DecoderConfig,
+    cfg: ModelConfig,
+    device: torch.device | str,
+    has_head: bool,
+    tp: TensorParallel | None,
+    pp: PipelineParallel | None,
+) -> ValueModel:
+    dtype = getattr(torch, cfg.dtype)
+    # There is no output matrix, so the last stage of a pipeline needs no embedding, tied or not.
+    decoder = Decoder(replace(config, tied=False), dtype, tp=tp, pp=pp)
+    decoder.use(*chosen(cfg.compile, dtype, device))
+    model = ValueModel(decoder, config.hidden_size, source, "meta").to_empty(device=device)
+    share = decoder.share
+    if decoder.stage.last:
+        nn.init.zeros_(model.score.weight)
+    ignore = r"lm_head\.weight|score\.bias" if not has_head else None
+    optional = () if has_head else ("score.weight",)
+    fill(model, source.tensors(share), source.name, ignore, optional, share)
     return model
 
 
@@ -120,6 +170,15 @@ def _refuse_kernels(name: str, cfg: ModelConfig) -> None:
         raise ConfigError(
             f"model.compile=on: the kernels are for native models, and {name} runs on transformers; set auto or off"
         )
+
+
+def _refuse_axes(name: str, tp: TensorParallel | None, pp: PipelineParallel | None) -> None:
+    for axis, key, what in ((tp, "tp", "tensor"), (pp, "pp", "pipeline")):
+        if axis is not None:
+            raise ConfigError(
+                f"parallel.*.{key}: {what} parallelism is for native models only, and {name} runs on transformers; set "
+                f"parallel.*.{key} to 1, or model.implementation=native where the architecture is known"
+            )
 
 
 def check_reward_model(path: ModelPath, cfg: ModelConfig) -> None:

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from verl.models.kernels import Kernels
 from verl.models.law import Law, law_backward, law_of
 from verl.models.packed import PackedInput
+from verl.models.vocabulary import Vocabulary
 
 _CHUNK_ELEMENTS = 2**26
 """Logits held at one time (bf16: 128 MiB)."""
@@ -21,6 +22,9 @@ class ScoresTokens(Protocol):
 
     @property
     def kernels(self) -> Kernels | None: ...
+
+    @property
+    def vocabulary(self) -> Vocabulary | None: ...
 
     def features(self, packed: PackedInput) -> Tensor: ...
 
@@ -56,20 +60,20 @@ def token_scores(
     """Log-probs of every row's token, and what else is asked for.
 
     Rows that are predicted from one state (samples that began alike) share its logits. A state's logits are computed
-    once forward and, where states do not fit one chunk, once more backward.
+    once forward and, where states do not fit one chunk, once more backward. Where the policy has a part of the
+    vocabulary only, every rank of its axis calls this with the same rows, and gets the same scores.
     """
     if not 0 < temperature < float("inf"):  # NaN too
         raise ValueError(f"log-probs need a finite temperature above 0, got {temperature}")
     pred_U, state_R = torch.unique(packed.pred, return_inverse=True)
     order_R = torch.argsort(state_R, stable=True)
     states_UF = policy.features(packed).index_select(0, pred_U)
-    with torch.no_grad():
-        vocab = policy.logits(states_UF[:1]).shape[-1] if len(states_UF) else 1
-    size = max(1, _CHUNK_ELEMENTS // vocab)
+    size = max(1, _CHUNK_ELEMENTS // _width(policy, states_UF))
 
     def score(states: Tensor, state: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         asked = (entropy, sum_pi_squared)
-        return _LogProb.apply(policy.logits(states), state, target, temperature, asked, policy.kernels)
+        logits = policy.logits(states)
+        return _LogProb.apply(logits, state, target, temperature, asked, policy.kernels, policy.vocabulary)
 
     starts = range(0, max(len(states_UF), 1), size)
     counts = torch.bincount(state_R // size, minlength=len(starts)).tolist()
@@ -81,6 +85,14 @@ def token_scores(
     columns = [torch.cat(column) for column in zip(*parts, strict=True)]
     logp, entropies, squares = (packed.scatter(torch.empty_like(c).index_copy(0, order_R, c)) for c in columns)
     return TokenScores(logp, entropies if entropy else None, squares if sum_pi_squared else None)
+
+
+@torch.no_grad()
+def _width(policy: ScoresTokens, states_UF: Tensor) -> int:
+    """Logits of a state that are held here; the same on all ranks, as it says how often they meet."""
+    if policy.vocabulary is not None:
+        return policy.vocabulary.width
+    return policy.logits(states_UF[:1]).shape[-1] if len(states_UF) else 1
 
 
 class _LogProb(torch.autograd.Function):
@@ -97,10 +109,17 @@ class _LogProb(torch.autograd.Function):
         temperature: float,
         asked: tuple[bool, bool],
         kernels: Kernels | None,
+        vocabulary: Vocabulary | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         kernels = kernels if kernels is not None and kernels.takes(z_UV) else None
         law = kernels.law(z_UV, temperature, *asked) if kernels is not None else law_of(z_UV, temperature, *asked)
-        logp_R = z_UV[state_R, target_R].to(law.norm.dtype) / temperature - law.norm[state_R]
+        if vocabulary is None:
+            logit_R = z_UV[state_R, target_R].to(law.norm.dtype)
+        else:
+            target_R = vocabulary.own(target_R)
+            own_R = z_UV[state_R, target_R.clamp(min=0)].to(law.norm.dtype)
+            law, logit_R = vocabulary.whole(law, torch.where(target_R < 0, 0, own_R))
+        logp_R = logit_R / temperature - law.norm[state_R]
         ctx.save_for_backward(z_UV, state_R, target_R, law.norm, law.entropy)
         ctx.temperature, ctx.kernels = temperature, kernels
         more = (law.entropy, law.squares)
@@ -116,4 +135,4 @@ class _LogProb(torch.autograd.Function):
         backward = law_backward if ctx.kernels is None else ctx.kernels.law_backward
         rows = (grads[0].contiguous(), target_R, begin)
         grad_UV = backward(z_UV, ctx.temperature, Law(norm_U, entropy_U, None), rows, of_entropy_U)
-        return grad_UV, None, None, None, None, None
+        return grad_UV, None, None, None, None, None, None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -14,6 +16,9 @@ from verl.models.hf import TransformersPolicy
 from verl.models.kernels import Kernels
 from verl.models.packed import PackedInput
 from verl.models.source import ModelSource
+from verl.models.vocabulary import Vocabulary
+from verl.parallel.axes import PipelineParallel, TensorParallel
+from verl.parallel.collectives import copy_to
 
 
 class Policy(nn.Module):
@@ -30,14 +35,20 @@ class Policy(nn.Module):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "meta",
         fp32_head: bool = False,
+        tp: TensorParallel | None = None,
+        pp: PipelineParallel | None = None,
     ):
-        """fp32_head: logits are the fp32 product of the weights and states, whatever their dtype."""
+        """fp32_head: logits are the fp32 product of the weights and states, whatever their dtype. tp, pp: as in
+        `Decoder`.
+        """
         super().__init__()
         self.source = source
         self.fp32_head = fp32_head
-        self.model = Decoder(config, dtype, device)
-        if not config.tied:
-            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False, dtype=dtype, device=device)
+        self.model = Decoder(config, dtype, device, tp, pp)
+        if not config.tied and self.model.stage.last:
+            part = self.model.share.part("lm_head.weight")
+            rows = config.vocab_size if part is None else part.stop - part.start
+            self.lm_head = nn.Linear(config.hidden_size, rows, bias=False, dtype=dtype, device=device)
 
     @property
     def decoder(self) -> Decoder:
@@ -45,7 +56,7 @@ class Policy(nn.Module):
 
     @property
     def head(self) -> Tensor:
-        """The output matrix [V, D]."""
+        """The output matrix [V, D], or this rank's part of it."""
         return self.model.embed_tokens.weight if self.model.config.tied else self.lm_head.weight
 
     @property
@@ -65,6 +76,11 @@ class Policy(nn.Module):
     def layers(self) -> list[nn.Module]:
         return list(self.model.layers)
 
+    @property
+    def vocabulary(self) -> Vocabulary | None:
+        """Whose logits `logits` gives: None for all."""
+        return self.model.vocabulary
+
     def recompute_layers(self) -> None:
         """From now on, keep only the inputs of layers for backward."""
         self.model.recompute = True
@@ -74,17 +90,53 @@ class Policy(nn.Module):
         return hidden_states(self.model, packed)
 
     def logits(self, features: Tensor) -> Tensor:
-        """[..., D] -> [..., V]."""
+        """[..., D] -> [..., V]; of this rank's part of the vocabulary where it is cut."""
         if self.fp32_head:
-            return F.linear(features.float(), self.head.float())
-        return F.linear(features, self.head)
+            features = features.float()
+        if self.vocabulary is not None:
+            features = copy_to(features, self.vocabulary.tp)
+        return F.linear(features, self.head.float() if self.fp32_head else self.head)
+
+    def all_logits(self, features: Tensor) -> Tensor:
+        """[..., D] -> [..., V], gathered where the vocabulary is cut. No gradient."""
+        logits = self.logits(features)
+        return logits if self.vocabulary is None else self.vocabulary.gather(logits)
+
+    def after(self, hidden: Tensor | None) -> AfterStage:
+        """The last stage of a pipeline as something that scores tokens. hidden: what the stage before gave."""
+        return AfterStage(self, hidden)
+
+
+@dataclass(frozen=True)
+class AfterStage:
+    """A policy whose first layers another process has computed."""
+
+    policy: Policy
+    hidden: Tensor | None
+
+    @property
+    def kernels(self) -> Kernels | None:
+        return self.policy.kernels
+
+    @property
+    def vocabulary(self) -> Vocabulary | None:
+        return self.policy.vocabulary
+
+    def features(self, packed: PackedInput) -> Tensor:
+        """[P, D] after the final norm."""
+        return hidden_states(self.policy.decoder, packed, self.hidden)
+
+    def logits(self, features: Tensor) -> Tensor:
+        return self.policy.logits(features)
 
 
 AnyPolicy = Policy | TransformersPolicy
 
 
-def hidden_states(decoder: Decoder, packed: PackedInput) -> Tensor:
-    """[P, D] of a packed input. ModelError where a sequence is longer than the rotary embedding stays constant."""
+def hidden_states(decoder: Decoder, packed: PackedInput, hidden: Tensor | None = None) -> Tensor:
+    """[P, D] of a packed input; hidden: as in `Decoder.forward`. ModelError where a sequence is longer than the rotary
+    embedding stays constant.
+    """
     limit = decoder.config.rope.limit
     if limit is not None and packed.longest > limit:
         raise ModelError(
@@ -92,4 +144,4 @@ def hidden_states(decoder: Decoder, packed: PackedInput) -> Tensor:
             "rotary scaling is constant; lower data.max_prompt_tokens or rollout.max_response_tokens"
         )
     attend = PackedAttention(packed.plan, decoder.config.window, decoder.kernels)
-    return decoder(packed.token_ids, packed.position_ids, attend)
+    return decoder(packed.token_ids, packed.position_ids, attend, hidden)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from verl.core.errors import ModelError
 from verl.models.config import NATIVE_TYPES
+from verl.models.cuts import Share
 from verl.models.gguf import GgufFile
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -91,10 +92,14 @@ class ModelSource:
         own = self.tokenizer().eos_token_id
         return tuple(dict.fromkeys(ids + ([] if own is None else [own])))
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """(checkpoint name, tensor) of each weight, one at a time."""
+    def tensors(self, share: Share | None = None) -> Iterator[tuple[str, Tensor]]:
+        """(checkpoint name, tensor) of each weight, one at a time.
+
+        share: only what it holds, and only its part of each weight (safetensors: nothing else is read). A weight that
+        is not of the size that the share cuts comes whole.
+        """
         if self.is_gguf:
-            yield from self.gguf.tensors()
+            yield from _shared(self.gguf.tensors(), share)
             return
         from safetensors import SafetensorError, safe_open
 
@@ -102,7 +107,13 @@ class ModelSource:
             try:
                 with safe_open(file, framework="pt") as f:
                     for name in f.keys():  # noqa: SIM118
-                        yield name, f.get_tensor(name)
+                        part = None if share is None else share.part(name)
+                        if share is not None and not share.holds(name):
+                            continue
+                        if part is None or not part.fits(f.get_slice(name).get_shape()):
+                            yield name, f.get_tensor(name)
+                        else:
+                            yield name, f.get_slice(name)[part.index]
             except (SafetensorError, OSError) as e:
                 raise ModelError(f"{file}: not a readable safetensors file ({first_line(e)}); download it again") from e
 
@@ -158,8 +169,17 @@ class LoadedSource(ModelSource):
         own = getattr(self.module, "generation_config", None)
         return copy.deepcopy(own) if own is not None else GenerationConfig.from_model_config(self.module.config)
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        yield from self.module.state_dict().items()
+    def tensors(self, share: Share | None = None) -> Iterator[tuple[str, Tensor]]:
+        yield from _shared(self.module.state_dict().items(), share)
+
+
+def _shared(tensors: Iterable[tuple[str, Tensor]], share: Share | None) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in tensors:
+        if share is None:
+            yield name, tensor
+        elif share.holds(name):
+            part = share.part(name)
+            yield name, tensor if part is None or not part.fits(tensor.shape) else part.of(tensor)
 
 
 def resolve(path: str | Path, trust_remote_code: bool = False) -> ModelSource:

@@ -174,6 +174,7 @@ void law_backward(const bf16* z, int64_t states, int64_t vocab, float temperatur
       ones.clear();
       for (int64_t r = row_at[u]; r < row_at[u + 1]; ++r) {
         sum += of_row[r];
+        if (target[r] < 0) continue;  // of another part of the vocabulary
         auto same = std::find_if(ones.begin(), ones.end(), [&](const auto& o) { return o.first == target[r]; });
         if (same == ones.end()) {
           ones.emplace_back(target[r], of_row[r]);

@@ -17,7 +17,9 @@ from verl.models.source import ModelSource
 
 
 class ValueModel(nn.Module):
-    """model: the native decoder, or a transformers body. score: [1, D], fp32, as reward models call their head."""
+    """model: the native decoder, or a transformers body. score: [1, D], fp32, as reward models call their head; of a
+    pipeline only the last stage has it.
+    """
 
     entry = "values"
     agree: Callable[[int], int] = int
@@ -25,7 +27,8 @@ class ValueModel(nn.Module):
     def __init__(self, model: Decoder | Any, width: int, source: ModelSource, device: torch.device | str):
         super().__init__()
         self.model = model
-        self.score = nn.Linear(width, 1, bias=False, dtype=torch.float32, device=device)
+        if not isinstance(model, Decoder) or model.stage.last:
+            self.score = nn.Linear(width, 1, bias=False, dtype=torch.float32, device=device)
         self.source = source
         self.implementation = "native" if isinstance(model, Decoder) else "transformers"
         self.shares_prompt = isinstance(model, Decoder)
@@ -45,10 +48,13 @@ class ValueModel(nn.Module):
         else:
             recompute_layers(self.model)
 
-    def values(self, packed: PackedInput) -> Tensor:
-        """[T] fp32: the value of the state before each token; 0 where not a row."""
+    def values(self, packed: PackedInput, before: Tensor | None = None) -> Tensor:
+        """[T] fp32: the value of the state before each token; 0 where not a row.
+
+        before: in the last stage of a pipeline, the states that the stage before gave.
+        """
         if isinstance(self.model, Decoder):
-            hidden = hidden_states(self.model, packed)
+            hidden = hidden_states(self.model, packed, before)
         else:
             hidden = run_padded(lambda **inputs: self.model(**inputs).last_hidden_state, packed, self.agree)
         rows = hidden.index_select(0, packed.pred).float()

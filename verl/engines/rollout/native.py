@@ -9,13 +9,14 @@ turns with decoding. Where the cache may not grow any more, the youngest go back
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import pairwise
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from verl.core import Completion, GenRequest
+from verl.core import Completion, GenRequest, RolloutError
 from verl.core.protocols import Place
 from verl.engines.rollout import kernels
 from verl.engines.rollout.admission import Budget
@@ -53,6 +54,9 @@ class NativeEngine(SharedWeights, Engine):
     (a second turn) starts from them. They last as long as the weights.
     max_model_len: longest prompt and response together; None: the model's own limit.
     compile: "on", "off" or "auto": the kernels of cached decoding (CPU, bf16), auto where there is a compiler.
+
+    A policy that is cut over tensor-parallel ranks has an engine on each of them. They get the same calls in the same
+    order, so they plan alike; the cache holds a rank's own key heads, and the first rank's draw is everyone's.
     """
 
     def __init__(
@@ -71,7 +75,12 @@ class NativeEngine(SharedWeights, Engine):
         # Refuses what is wrong of its type or range.
         Options(max_sequences, prefill_tokens, kv_cache_gb, prefix_cache_gb, max_model_len, compile)
         config, weight = policy.decoder.config, next(policy.parameters())
-        per_token = token_bytes(config, weight.element_size())
+        if policy.decoder.pp is not None:
+            raise RolloutError(
+                "rollout.backend=native: a pipeline stage cannot generate; generate on a layout with pp 1"
+            )
+        read = replace(config, num_kv_heads=policy.decoder.cached_heads)
+        per_token = token_bytes(read, weight.element_size())
         Grant(kv_cache_gb, prefix_cache_gb).check(per_token, memory_total(weight.device.type))
         self.policy = policy
         self.version = version
@@ -79,7 +88,9 @@ class NativeEngine(SharedWeights, Engine):
         self.limits = Limits(config.vocab_size, context, tuple(eos_token_ids))
         self._prefill_tokens = prefill_tokens
         self._device = weight.device
-        heads = (config.num_kv_heads, config.head_dim)
+        share = policy.decoder.share
+        own = config.num_kv_heads if share.cuts is None else share.cuts.heads[share.tp_rank].num_read
+        heads = (own, config.head_dim)
         self._budget = Budget.of(max_sequences, per_token, kv_cache_gb)
         self._cache = SlotCache(config.num_layers, *heads, self._budget, weight.dtype, weight.device)
         self._slots = Slots(self._cache, self._budget)
@@ -95,14 +106,19 @@ class NativeEngine(SharedWeights, Engine):
         self._packed: CPUDecoder | None = None
 
     def _fast_decoder(self, compile: str) -> CPUDecoder | None:
-        fits = supported(self.policy)
+        fits, tp = supported(self.policy), self.policy.decoder.tp
         unfit = None if fits else "the kernels are for bfloat16 on a CPU that has it"
+        if tp is not None:
+            unfit = f"the kernels decode on one rank, and this policy is cut over {tp.size}"
         found, self._without_kernels = choose(compile, "rollout.compile", unfit, kernels.load)
-        return CPUDecoder(self.policy, found, pack=False) if fits else None
+        return CPUDecoder(self.policy, found, pack=False) if fits and tp is None else None
 
     @property
     def described(self) -> str:
         """Which code decodes."""
+        tp = self.policy.decoder.tp
+        if tp is not None:
+            return f"verl's decoder, tensor parallel over {tp.size} ranks, without compiled kernels"
         if self._fast is None:
             return "verl's decoder"
         why = self._without_kernels or "rollout.compile: they do not know heads of this size"
@@ -280,11 +296,25 @@ class NativeEngine(SharedWeights, Engine):
         logprobs: list[float] = []
         for i in range(0, len(draws), chunk):
             some, where = rows[i : i + chunk].unique(return_inverse=True)
-            logits = (self._packed or self.policy).logits(features[some])
+            logits = self._logits(features[some])
             ids, logps = self._draw(logits if len(some) == len(where) else logits[where], draws[i : i + chunk])
             tokens += ids
             logprobs += logps
-        return tokens, logprobs
+        return self._agreed(tokens, logprobs)
+
+    def _logits(self, features: Tensor) -> Tensor:
+        """[B, F] -> [B, V]."""
+        return self.policy.all_logits(features) if self._packed is None else self._packed.logits(features)
+
+    def _agreed(self, tokens: list[int], logprobs: list[float]) -> tuple[list[int], list[float]]:
+        """What the first rank drew: all have the same logits, but a GPU may sum them in another order each time."""
+        tp = self.policy.decoder.tp
+        if tp is None:
+            return tokens, logprobs
+        both = torch.tensor([tokens, logprobs], dtype=torch.float64, device=self._device)
+        dist.broadcast(both, group=tp.group, group_src=0)
+        ids, logps = both.tolist()
+        return [int(t) for t in ids], logps
 
     def _draw(self, logits: Tensor, draws: list[Draw]) -> tuple[list[int], list[float]]:
         compiled = self._fast.kernels if self._fast is not None else None
