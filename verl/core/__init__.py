@@ -9,6 +9,7 @@ from verl.core.errors import (
     RewardError,
     RolloutError,
     VerlError,
+    WorkerError,
 )
 from verl.core.generation import Completion, GenRequest, SamplingParams
 from verl.core.metrics import Metrics
@@ -34,4 +35,5 @@ __all__ = [
     "SamplingParams",
     "Trajectory",
     "VerlError",
+    "WorkerError",
 ]

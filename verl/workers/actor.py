@@ -9,11 +9,11 @@ import torch
 from verl.algos.aggregate import Denominators
 from verl.algos.algorithm import Algorithm
 from verl.config.run import RunConfig
-from verl.controller.dispatch import DP, ONE_TO_ALL
+from verl.controller.dispatch import RANK_ZERO, THREE_D
 from verl.controller.worker import Worker, register
 from verl.core.batch import Batch
 from verl.core.metrics import Metrics
-from verl.engines.train.engine import EmbeddedTrainEngine, Outputs
+from verl.engines.train.engine import EmbeddedTrainEngine, Outputs, Reduce
 from verl.models.export import export
 from verl.models.logprobs import token_logprobs, token_scores
 from verl.models.packed import PackedInput
@@ -23,9 +23,21 @@ from verl.workers.update_plan import MiniBatch, UpdatePlan
 
 
 class ActorWorker(Worker):
-    """policy: the trained model; algorithm: gives its loss; total_steps: planned optimizer steps (for the schedule)."""
+    """policy: the trained model; algorithm: gives its loss; total_steps: planned optimizer steps (for the schedule).
 
-    def __init__(self, policy: AnyPolicy, cfg: RunConfig, algorithm: Algorithm, device: str, total_steps: int):
+    reduce, reports: as in the train engine, where other processes hold replicas.
+    """
+
+    def __init__(
+        self,
+        policy: AnyPolicy,
+        cfg: RunConfig,
+        algorithm: Algorithm,
+        device: str,
+        total_steps: int,
+        reduce: Reduce | None = None,
+        reports: bool = True,
+    ):
         self.policy, self.algorithm = policy, algorithm
         self.temperature = cfg.rollout.sampling.temperature
         self.wants_entropy = cfg.algorithm.entropy_coef != 0
@@ -40,6 +52,8 @@ class ActorWorker(Worker):
             total_steps,
             share_prompt=policy.shares_prompt,
             head_params=policy.head.numel() if isinstance(policy, Policy) else 0,
+            reduce=reduce,
+            reports=reports,
         )
 
     def _forward(self, packed: PackedInput) -> Outputs:
@@ -54,18 +68,18 @@ class ActorWorker(Worker):
         assert scores.sum_pi_squared is not None
         return Outputs(torch.stack([scores.logprobs, scores.sum_pi_squared], dim=1))
 
-    @register(DP, reads=("token_ids", "loss_mask", "group_id"), writes=("old_logprobs",))
+    @register(THREE_D, reads=("token_ids", "loss_mask", "group_id"), writes=("old_logprobs",))
     def old_logprobs(self, batch: Batch) -> Batch:
         return Batch(batch.cu_seqlens, {"old_logprobs": self.engine.infer(batch, self._score)})
 
-    @register(DP, reads=("token_ids", "loss_mask", "group_id"), writes=("old_logprobs", "sum_pi_squared"))
+    @register(THREE_D, reads=("token_ids", "loss_mask", "group_id"), writes=("old_logprobs", "sum_pi_squared"))
     def old_logprobs_and_squares(self, batch: Batch) -> Batch:
         """Both from one forward."""
-        logprobs, squares = self.engine.infer(batch, self._score_with_squares).unbind(1)
+        logprobs, squares = self.engine.infer(batch, self._score_with_squares, width=2).unbind(1)
         return Batch(batch.cu_seqlens, {"old_logprobs": logprobs, "sum_pi_squared": squares})
 
     @register(
-        DP,
+        THREE_D,
         reads=("token_ids", "loss_mask", "group_id", "advantages", "rollout_logprobs"),
         optional=("old_logprobs", "ref_logprobs", "rollout_weights", "group_tokens"),
     )
@@ -88,7 +102,7 @@ class ActorWorker(Worker):
             return mine
         return self.algorithm.prepare(mine, self.engine.infer(mine, self._score), mini.seed)
 
-    @register(ONE_TO_ALL)
+    @register(RANK_ZERO)
     def export(self, folder: str) -> None:
         """Write the weights that generate, in Hugging Face form."""
         export(self.policy, folder)

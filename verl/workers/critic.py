@@ -10,11 +10,11 @@ from verl.algos.aggregate import Aggregation
 from verl.algos.segments import Segments
 from verl.algos.value_loss import value_loss
 from verl.config.run import RunConfig
-from verl.controller.dispatch import DP
+from verl.controller.dispatch import THREE_D
 from verl.controller.worker import Worker, register
 from verl.core.batch import Batch
 from verl.core.metrics import Metrics
-from verl.engines.train.engine import EmbeddedTrainEngine, Outputs
+from verl.engines.train.engine import EmbeddedTrainEngine, Outputs, Reduce
 from verl.models.packed import PackedInput
 from verl.models.value import ValueModel
 from verl.utils.timing import timed
@@ -22,27 +22,44 @@ from verl.workers.update_plan import MiniBatch, UpdatePlan
 
 
 class CriticWorker(Worker):
-    """model: decoder with a value head; total_steps: planned optimizer steps."""
+    """model: decoder with a value head; total_steps: planned optimizer steps; reduce, reports: as in the train engine."""
 
-    def __init__(self, model: ValueModel, cfg: RunConfig, device: str, total_steps: int):
+    def __init__(
+        self,
+        model: ValueModel,
+        cfg: RunConfig,
+        device: str,
+        total_steps: int,
+        reduce: Reduce | None = None,
+        reports: bool = True,
+    ):
         self.model, self.clip = model, cfg.critic.value_clip
         if cfg.update.activation_checkpointing:
             model.recompute_layers()
         self.engine = EmbeddedTrainEngine(
-            model, self._forward, cfg.update, device, cfg.critic.optim, total_steps, "critic", model.shares_prompt
+            model,
+            self._forward,
+            cfg.update,
+            device,
+            cfg.critic.optim,
+            total_steps,
+            "critic",
+            model.shares_prompt,
+            reduce=reduce,
+            reports=reports,
         )
 
     def _forward(self, packed: PackedInput) -> Outputs:
         return Outputs(self.model.values(packed))
 
-    @register(DP, reads=("token_ids", "loss_mask", "group_id"), writes=("values",))
+    @register(THREE_D, reads=("token_ids", "loss_mask", "group_id"), writes=("values",))
     def values(self, batch: Batch) -> Batch:
         return Batch(batch.cu_seqlens, {"values": self.engine.infer(batch)})
 
-    @register(DP, reads=("token_ids", "loss_mask", "group_id", "values", "returns"))
+    @register(THREE_D, reads=("token_ids", "loss_mask", "group_id", "values", "returns"))
     def update_critic(self, batch: Batch, plan: UpdatePlan) -> Metrics:
         """One optimizer step for each mini-batch of the plan; token mean."""
-        seen = [explained(batch)]
+        seen = [Metrics()]
         with timed(seen[0], "perf/update_critic"):
             for mini in plan.minibatches:
                 seen += [self._backward(batch, mini), self.engine.optim_step()]

@@ -25,7 +25,7 @@ from verl.utils.flops import model_flops
 class Outputs:
     """What the model says of each token of a batch, [T], 0 where loss_mask is 0. entropy: [T], only where asked.
 
-    values may be [T, K] for a forward that `infer` is given and that says K things of a token.
+    values may be [T, K] for a forward that `infer` is given with width K.
     """
 
     values: Tensor
@@ -33,6 +33,7 @@ class Outputs:
 
 
 Forward = Callable[[PackedInput], Outputs]
+Reduce = Callable[[list[Tensor]], None]
 ScalarLoss = Callable[[Outputs, Batch], tuple[Tensor, Metrics]]
 """(outputs, micro-batch) -> (its share of the mini-batch's loss, metrics)."""
 
@@ -41,7 +42,9 @@ class EmbeddedTrainEngine:
     """One model in one process. `forward` turns packed tokens into the column that this model is asked for.
 
     Without an optimizer config the engine is frozen: it infers only. head_params: weights of the output product, which
-    only scored rows go through (they count in the reported FLOPs).
+    only scored rows go through (they count in the reported FLOPs). reduce: adds the fp32 gradients of all replicas, in
+    place, before the norm is taken (losses divide by counts of all replicas, so the sum is right, not the mean); every
+    replica calls it once a step, however many micro-batches it had. reports: whether this replica tells what all know.
     """
 
     def __init__(
@@ -55,6 +58,8 @@ class EmbeddedTrainEngine:
         name: str = "actor",
         share_prompt: bool = True,
         head_params: int = 0,
+        reduce: Reduce | None = None,
+        reports: bool = True,
     ):
         self.module, self.forward, self.device, self.name = module, forward, device, name
         self.max_tokens = tokens_at_once(update, device)
@@ -62,6 +67,7 @@ class EmbeddedTrainEngine:
         module.requires_grad_(optim is not None)
         self.optimizer = MasterAdamW(module, optim, total_steps) if optim is not None else None
         self.skipped_steps = 0
+        self.reduce, self.reports = reduce, reports
         self.head_params = head_params
         self.body_params = sum(p.numel() for name, p in module.named_parameters() if p.ndim >= 2 and not _is_end(name))
 
@@ -69,18 +75,16 @@ class EmbeddedTrainEngine:
         return split(batch, self.max_tokens, self.share_prompt)
 
     @torch.no_grad()
-    def infer(self, batch: Batch, forward: Forward | None = None) -> Tensor:
+    def infer(self, batch: Batch, forward: Forward | None = None, width: int | None = None) -> Tensor:
         """[T] float32 on the host: the model's column for every token; no gradient.
 
-        forward: in place of the engine's own; the answer is [T, K] where its values are.
+        forward: in place of the engine's own; the answer is [T, width] where it says several things of a token.
         """
         places = batch.per_seq(torch.arange(batch.num_tokens))
-        out = torch.zeros(batch.num_tokens)
+        out = torch.zeros(batch.num_tokens, *(() if width is None else (width,)))
         for index in self._split(batch):
             packed = PackedInput.of(batch.take(index), self.share_prompt, self.device)
             values = (forward or self.forward)(packed).values
-            if values.ndim > out.ndim:
-                out = out.new_zeros(batch.num_tokens, values.shape[1])
             out[torch.cat([places[i] for i in index])] = values.float().cpu()
         return out
 
@@ -104,6 +108,8 @@ class EmbeddedTrainEngine:
     def optim_step(self) -> Metrics:
         """Clip to the norm, step, zero. A norm that is not finite never reaches the weights: counted and skipped."""
         assert self.optimizer is not None
+        if self.reduce is not None:
+            self.reduce(self.optimizer.grads)
         norm = self.optimizer.grad_norm()
         metrics = Metrics()
         finite = math.isfinite(norm)
@@ -113,7 +119,8 @@ class EmbeddedTrainEngine:
         else:
             self.skipped_steps += 1
         self.optimizer.zero_grad()
-        return metrics.sum(f"{self.name}/skipped_steps", 0.0 if finite else 1.0)
+        metrics.sum(f"{self.name}/skipped_steps", 0.0 if finite else 1.0)
+        return metrics if self.reports else Metrics()
 
     def shards(self) -> Mapping[str, Tensor]:
         return {name: p.detach() for name, p in self.module.named_parameters()}
