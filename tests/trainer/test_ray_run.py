@@ -1,4 +1,4 @@
-"""The same run embedded and on two processes: same samples, same losses, same weights; and how it ends when one dies."""
+"""A run embedded and on two processes: same samples, losses and weights; and how it ends when a process dies."""
 
 import os
 import signal

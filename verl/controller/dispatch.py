@@ -123,13 +123,12 @@ def three_d_all_micro_dp(pp: int = 1, tp: int = 1) -> Dispatch:
     """Each copy of the model that generates with `pp` and `tp` gets a part; its first rank answers. pp and tp divide
     those of training (arXiv:2409.19256, section 5.3: generation groups are strided, micro-dp groups are consecutive).
     """
-    size = {"pp": pp, "tp": tp}
     return Dispatch(
         f"three_d_all_micro_dp[pp={pp},tp={tp}]",
         "parts",
-        partial(_replicas, **size),
-        partial(_replica, **size),
-        partial(_leads_replica, **size),
+        partial(_replicas, pp=pp, tp=tp),
+        partial(_replica, pp=pp, tp=tp),
+        partial(_leads_replica, pp=pp, tp=tp),
         _always,
     )
 

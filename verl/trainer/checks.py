@@ -100,12 +100,13 @@ def check_parallel(cfg: RunConfig, algorithm: Algorithm, device: str) -> None:
         raise MissingDependency('parallel.executor: ray is not installed; run: pip install -e ".[ray]"')
     if p.nproc > 1 and algorithm.policy_loss.prepare is not None:
         raise ConfigError(
-            f"parallel.nproc: policy loss {algorithm.policy_loss.name!r} chooses tokens from the whole mini-batch, which "
-            "no process has; set parallel.nproc=1, or choose another algorithm.policy_loss"
+            f"parallel.nproc: policy loss {algorithm.policy_loss.name!r} chooses tokens from the whole mini-batch, "
+            "which no process has; set parallel.nproc=1, or choose another algorithm.policy_loss"
         )
     if device == "cuda" and p.address is None and p.nproc > torch.cuda.device_count():
         raise ConfigError(
-            f"parallel.nproc: {p.nproc} processes need a GPU each, this machine has {torch.cuda.device_count()}; lower it"
+            f"parallel.nproc: {p.nproc} processes need a GPU each, this machine has {torch.cuda.device_count()}; "
+            "lower it"
         )
 
 

@@ -28,7 +28,7 @@ ALONE = Rank()
 
 @dataclass(frozen=True)
 class Placed:
-    """The roles where the configuration puts them. said: what the actor is, for the log; close: ends their processes."""
+    """The roles where the configuration puts them. said: what the actor is, for the log; close: ends processes."""
 
     roles: Roles
     engine: RolloutEngine

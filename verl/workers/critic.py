@@ -22,7 +22,7 @@ from verl.workers.update_plan import MiniBatch, UpdatePlan
 
 
 class CriticWorker(Worker):
-    """model: decoder with a value head; total_steps: planned optimizer steps; reduce, reports: as in the train engine."""
+    """model: decoder with a value head; total_steps: planned optimizer steps; reduce, reports: as the actor's."""
 
     def __init__(
         self,

@@ -25,8 +25,8 @@ from verl.parallel.layout import Layout
 
 Place = tuple[str, str, int]
 """(node id, address of the node, process id)."""
-_GONE = 10.0
-"""Seconds that killed processes are waited for."""
+_ASKED, _GONE = 1.0, 10.0
+"""Seconds that processes are waited for which Ray has told to end, and which were killed."""
 
 
 def load_ray() -> Any:
@@ -35,7 +35,6 @@ def load_ray() -> Any:
         import ray
         import ray.cloudpickle
         import ray.exceptions
-        import ray.util.placement_group
         import ray.util.scheduling_strategies
     except ImportError as e:
         raise MissingDependency('parallel.executor: ray is not installed; run: pip install -e ".[ray]"') from e
@@ -94,18 +93,19 @@ class Cluster:
         self._calls.clear()
         for pool in pools:
             pool.dead = why
-        self._end([place for pool in pools for place in pool.places])
         for pool in pools:
             for process in pool.processes:
                 self.ray.kill(process, no_restart=True)
-            self.ray.util.placement_group.remove_placement_group(pool.group)
+        self._end([place for pool in pools for place in pool.places])
+        for pool in pools:
+            self.ray.util.remove_placement_group(pool.group)
 
     def fail(self, error: WorkerError) -> NoReturn:
         self.kill(error)
         raise error
 
     def _end(self, places: Sequence[Place]) -> None:
-        """Ray's own way is to ask the process, and one that hangs does not listen."""
+        """Make sure: Ray asks a process to end, and one that is stopped does not listen."""
         here = self.ray.get_runtime_context().get_node_id()
         end_processes([pid for node, _, pid in places if node == here])
         strategy = self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
@@ -154,16 +154,19 @@ def _error(call: Call, rank: int, what: str, trace: str = "") -> WorkerError:
 
 
 def end_processes(pids: Sequence[int]) -> None:
-    """SIGKILL to these processes of this machine and to all below them; returns when they are gone."""
+    """SIGKILL to these processes of this machine and to all below them, those that have ended by themselves excepted;
+    returns when they are gone.
+    """
     found: list[psutil.Process] = []
     for pid in pids:
         with suppress(psutil.NoSuchProcess):
             process = psutil.Process(pid)
             found += [*process.children(recursive=True), process]
-    for process in found:
+    _, left = psutil.wait_procs(found, timeout=_ASKED)
+    for process in left:
         with suppress(psutil.NoSuchProcess):
             process.kill()
-    psutil.wait_procs(found, timeout=_GONE)
+    psutil.wait_procs(left, timeout=_GONE)
 
 
 class ResourcePool:
@@ -210,10 +213,10 @@ class ResourcePool:
                     "lower it"
                 )
         bundle = {what: count / self.world for what, count in need.items() if count}
-        group = ray.util.placement_group.placement_group([bundle] * self.world, strategy="PACK")
+        group = ray.util.placement_group([bundle] * self.world, strategy="PACK")
         ready, _ = ray.wait([group.ready()], timeout=self.cluster.deadline)
         if not ready:
-            ray.util.placement_group.remove_placement_group(group)
+            ray.util.remove_placement_group(group)
             raise ConfigError(f"parallel.nproc: {need} were not free within {self.cluster.deadline:g} seconds")
         return group
 
