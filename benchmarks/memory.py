@@ -19,7 +19,7 @@ import sys
 import tempfile
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from cases.arguments import at_least, checked, parser, python
 from common import Peaks, Spread, child, header
@@ -98,7 +98,7 @@ def _verl(args: argparse.Namespace) -> dict[str, Any]:
                 list(trainer.source.sample(step, trainer.source.planned(step)))
             else:
                 _update(trainer, step)
-        actor: Any = trainer.roles.actor.worker
+        actor: Any = cast(Any, trainer.roles.actor).worker
         weights = sum(p.numel() * p.element_size() for p in actor.policy.parameters())
         return {"peak": peak_memory(), "weights": weights / 1e9, "versions": {}}
 

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from cases.arguments import add_set, at_least, checked, overrides, parser, words
 from common import Peaks, Spread, by_turns, header, rate_share, ratio
@@ -89,7 +89,7 @@ def _sides(args: argparse.Namespace, folder: Path) -> tuple[dict[str, Callable[[
     layers = [{"actor": {"path": args.model}}, SAME_LOSS, {"data": {"eval_size": 0}, "rollout": {"n": 8}}]
     layers += overrides(args.set, READ)
     trainer = VerlSide(layers, str(folder / "run")).trainer
-    actor: Any = trainer.roles.actor.worker
+    actor: Any = cast(Any, trainer.roles.actor).worker
     batch = _batch(args, actor.policy.decoder.config.vocab_size)
     sides: dict[str, Callable[[int], Updated]] = {}
     if "verl" in args.sides:

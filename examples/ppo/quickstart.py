@@ -49,6 +49,7 @@ FLAGS = (
     Flag("model_implementation", ("model.implementation",)),
     Flag("dtype", ("model.dtype",)),
     Flag("device", ("trainer.device",)),
+    Flag("nproc", ("parallel.nproc",)),
     Flag("seed", ("trainer.seed",)),
     Flag("log_every", ("trainer.log_every",)),
     Flag("eval_every", ("eval.every",)),

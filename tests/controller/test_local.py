@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from verl.controller.dispatch import DP, ONE_TO_ALL, RANK_ZERO
+from verl.controller.dispatch import ALL_TO_ALL, DP, ONE_TO_ALL, RANK_ZERO
 from verl.controller.executors.local import LocalGroup
 from verl.controller.group import gather
 from verl.controller.worker import Worker, register
@@ -25,6 +25,14 @@ class Doubler(Worker):
     def hello(self, name: str) -> str:
         return f"hello {name}"
 
+    @register(RANK_ZERO)
+    def lead(self) -> str:
+        return "lead"
+
+    @register(ALL_TO_ALL)
+    def own(self, value: int) -> int:
+        return value
+
     def hidden(self) -> None: ...
 
 
@@ -38,7 +46,8 @@ def test_a_method_sees_only_what_it_reads() -> None:
     assert group.worker.seen == {"values"} and out["returns"].tolist() == [2, 2, 2] and set(out.cols) == {"returns"}
     group.call("double", batch().with_(advantages=torch.zeros(3)))
     assert group.worker.seen == {"values", "advantages"}
-    assert group.call("hello", name="you").result() == "hello you"
+    assert group.call("hello", name="you").result() == ["hello you"] and group.call("lead").result() == "lead"
+    assert group.call("own", value=[3]).result() == [3]
 
 
 def test_broken_promises_are_errors() -> None:
@@ -51,10 +60,7 @@ def test_broken_promises_are_errors() -> None:
         group.call("double", batch().select(("token_ids",)))
 
 
-def test_layout_and_dispatch() -> None:
+def test_layout() -> None:
     layout = Layout(dp=2, pp=3, tp=2)
     coords = [layout.coord(r) for r in range(layout.world)]
     assert len(set(coords)) == 12 and coords[0] == Coord(0, 0, 0) and coords[-1] == Coord(1, 2, 1)
-    assert [r for r, c in enumerate(coords) if DP.answers(c, layout)] == [4, 10]
-    assert {DP.shard(c) for c in coords} == {0, 1} and {ONE_TO_ALL.shard(c) for c in coords} == {None}
-    assert [r for r, c in enumerate(coords) if RANK_ZERO.answers(c, layout)] == [0]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NoReturn
 
-from verl.core.errors import ConfigError, VerlError
+from verl.core.errors import ConfigError, VerlError, WorkerError
 from verl.core.registry import suggestion
 
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
@@ -75,6 +75,8 @@ def run_main(main: Callable[[], int]) -> int:
     try:
         return main()
     except VerlError as e:
+        if isinstance(e, WorkerError) and e.traceback:
+            print(e.traceback, file=sys.stderr)  # of another process: without it there is nothing to look for
         print("error: " + " ".join(str(e).split()), file=sys.stderr)
         return 2
     except OSError as e:

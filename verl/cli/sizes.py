@@ -90,10 +90,12 @@ def print_sizes(cfg: RunConfig, stream: TextIO | None = None) -> None:
 
 
 def _verdict(cfg: RunConfig, roles: list[RoleMemory], device: str) -> str:
-    peak, have = peak_gb(roles), memory_total(device)
+    copies = cfg.parallel.nproc if device == "cpu" and cfg.parallel.address is None else 1
+    peak, have = copies * peak_gb(roles), memory_total(device)
     known = "" if all(role.num_params for role in roles) else ", not counting the roles whose size is unknown"
     name = "GPU memory" if device == "cuda" else "host memory"
-    text = f"Peak, estimated: {peak:.2f} GB of {have:.1f} GB {name}{known}."
+    each = f", in {copies} processes that each hold all of it" if copies > 1 else ""
+    text = f"Peak, estimated: {peak:.2f} GB of {have:.1f} GB {name}{each}{known}."
     if peak > 0.9 * have:
         text += (
             f" That will not fit: {_generation_advice(cfg, roles)}lower update.micro_batch_tokens or "

@@ -124,7 +124,17 @@ def resolve(layers: Sequence[Mapping[str, Any]], presets: Mapping[str, Mapping[s
             hint = suggestion(str(name), list(presets))
             raise ConfigError(f"algorithm.name: unknown preset {name!r}{hint}; known: {', '.join(sorted(presets))}")
         tree = overlay(tree, presets[name])
-    return check(RunConfig, overlay(tree, user))
+    return check(RunConfig, overlay(overlay(tree, _implied(user)), user))
+
+
+def _implied(user: Mapping[str, Any]) -> Tree:
+    """What follows from what the user says, beneath what the user says: several processes are Ray's."""
+    section = user.get("parallel")
+    if not isinstance(section, Mapping):
+        return {}
+    nproc = section.get("nproc", 1)
+    several = isinstance(nproc, int) and nproc > 1
+    return {"parallel": {"executor": "ray"}} if several or section.get("address") is not None else {}
 
 
 def check(cls: type[Any], tree: Mapping[str, Any], at: str = "") -> Any:

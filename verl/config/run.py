@@ -4,6 +4,7 @@ from verl.config.algorithm import AlgorithmConfig, UpdateConfig
 from verl.config.base import Section
 from verl.config.data import DataConfig
 from verl.config.models import ActorConfig, CriticConfig, ModelConfig, RefConfig
+from verl.config.parallel import ParallelConfig
 from verl.config.reward import RewardConfig
 from verl.config.rollout import EvalConfig, RolloutConfig
 from verl.config.trainer import TrainerConfig
@@ -32,5 +33,7 @@ class RunConfig(Section):
     """Advantage, loss and KL."""
     update: UpdateConfig = UpdateConfig()
     """Mini- and micro-batches."""
+    parallel: ParallelConfig = ParallelConfig()
+    """Processes."""
     trainer: TrainerConfig = TrainerConfig()
     """The loop and its outputs."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Generic, Protocol, TypeVar
 
+from verl.core.batch import Batch
+
 T = TypeVar("T", covariant=True)
 
 
@@ -31,4 +33,8 @@ def gather(*futures: Future[Any]) -> list[Any]:
 class WorkerGroup(Protocol):
     """Methods of the worker, called by name; each returns a Future of the merged answer."""
 
-    def call(self, method: str, batch: Any = None, **kwargs: Any) -> Future[Any]: ...
+    def call(self, method: str, batch: Batch | None = None, **kwargs: Any) -> Future[Any]: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...

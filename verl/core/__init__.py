@@ -10,6 +10,7 @@ from verl.core.errors import (
     RolloutError,
     VerlError,
     WeightsError,
+    WorkerError,
 )
 from verl.core.generation import Completion, GenRequest, SamplingParams
 from verl.core.metrics import Metrics
@@ -36,4 +37,5 @@ __all__ = [
     "Trajectory",
     "VerlError",
     "WeightsError",
+    "WorkerError",
 ]

@@ -35,3 +35,14 @@ class CheckpointError(VerlError):
 
 class MissingDependency(VerlError):
     """An optional package is needed; the message holds the install command."""
+
+
+class WorkerError(VerlError):
+    """A worker raised, died, or did not answer in time. The message is one line with role, rank and method.
+
+    traceback: of the worker where it raised, else "".
+    """
+
+    def __init__(self, what: str, *, role: str, rank: int, method: str, traceback: str = ""):
+        super().__init__(f"{role}, rank {rank}, {method}: {what}")
+        self.role, self.rank, self.method, self.traceback = role, rank, method, traceback

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from verl.core.errors import ConfigError
 from verl.parallel.layout import Coord, Layout
+from verl.parallel.replicas import sum_over
 
 DIMS = ("pp", "replicate", "shard", "tp")
 """Axes of the device mesh. Data parallelism is two of them: `shard`, the fsdp neighbours that hold a model together,
@@ -94,12 +95,7 @@ class Mesh:
     def add_up(self, tensors: Sequence[Tensor], dim: str) -> None:
         """Each tensor becomes the sum of its fellows along `dim`, in place."""
         for group in self._groups((dim,)):
-            whole = [x if x.is_contiguous() else x.contiguous() for x in tensors]
-            for work in [dist.all_reduce(x, group=group, async_op=True) for x in whole]:
-                work.wait()
-            for x, summed in zip(tensors, whole, strict=True):
-                if summed is not x:
-                    x.copy_(summed)
+            sum_over(tensors, group)
 
     def _groups(self, dims: Sequence[str]) -> Iterator[dist.ProcessGroup]:
         """Groups of this rank along `dims` that hold others too."""

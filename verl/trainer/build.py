@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,18 +11,12 @@ import torch
 from verl.algos.algorithm import Algorithm
 from verl.checkpoint.store import CheckpointStore
 from verl.config.run import RunConfig
-from verl.controller.executors.local import LocalGroup
 from verl.core.errors import ConfigError
 from verl.core.protocols import RewardFn
-from verl.core.rng import derive_seed
 from verl.data.load import PromptData, load_prompts
 from verl.data.sampler import PromptSampler
 from verl.engines import rollout
-from verl.models.load import (
-    load_policy,
-    load_reward_model,
-    load_value_model,
-)
+from verl.models.load import load_reward_model
 from verl.models.source import ModelSource, resolve
 from verl.rewards.build import build_rewards, early_parts
 from verl.rewards.composer import RewardComposer
@@ -32,6 +26,7 @@ from verl.trainer.checks import (
     check_filter,
     check_models,
     check_outputs,
+    check_parallel,
     check_rollout_memory,
     check_training_law,
 )
@@ -39,18 +34,15 @@ from verl.trainer.collect import Collector
 from verl.trainer.evaluate import Evaluator, evaluation_params
 from verl.trainer.folder import RunFolder
 from verl.trainer.log import LogHook
-from verl.trainer.loop import Roles, Trainer
+from verl.trainer.loop import Trainer
 from verl.trainer.resume import CheckpointHook, identity
 from verl.trainer.reward import RewardScorer
-from verl.trainer.source import OnDemandSource
+from verl.trainer.roles import Placed, embedded
+from verl.trainer.source import OnDemandSource, steps_per_episode
 from verl.trainer.trim import TrimHook
 from verl.utils.console import RunConsole
 from verl.utils.heap import settle
 from verl.utils.tracking.tracker import Tracker
-from verl.weights.publisher import InProcessPublisher
-from verl.workers.actor import ActorWorker
-from verl.workers.critic import CriticWorker
-from verl.workers.reference import ReferenceWorker
 from verl.workers.rollout import RolloutWorker
 
 
@@ -68,11 +60,12 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Run:
-    """A trainer with what belongs to its folder."""
+    """A trainer with what belongs to its folder. close: ends the processes of its workers, where it has any."""
 
     trainer: Trainer
     folder: RunFolder
     tracker: Tracker
+    close: Callable[[], None]
 
 
 def pick_device(cfg: RunConfig) -> str:
@@ -101,6 +94,7 @@ def read_inputs(cfg: RunConfig, functions: Sequence[tuple[RewardFn, float]] = ()
     own = [RewardFunction.of(fn, weight) for fn, weight in functions]
     composer = build_rewards(cfg.reward, [*data.train, *data.eval], own)
     check_filter(cfg, composer.names)
+    check_parallel(cfg, algorithm, pick_device(cfg))
     return Inputs(algorithm, source, tokenizer, data, sampler, composer)
 
 
@@ -117,7 +111,17 @@ def build(cfg: RunConfig, console: RunConsole, functions: Sequence[tuple[RewardF
         folder.check()
     for line in inputs.data.report.lines():
         console.info(line)
-    trainer, worker = _trainer(cfg, inputs, console)
+    placed = _placed(cfg, inputs)
+    try:
+        return _run(cfg, inputs, placed, folder, console)
+    except BaseException:
+        placed.close()
+        raise
+
+
+def _run(cfg: RunConfig, inputs: Inputs, placed: Placed, folder: RunFolder, console: RunConsole) -> Run:
+    """The loop over the roles, restored, with its hooks."""
+    trainer, worker = _trainer(cfg, inputs, placed, console)
     store = CheckpointStore(folder.checkpoints, cfg.trainer.keep_checkpoints, console.warn)
     checkpoints = CheckpointHook(cfg, store, identity(cfg, inputs.data.fingerprint), console)
     resumed = cfg.trainer.resume and checkpoints.resume(trainer)
@@ -130,37 +134,34 @@ def build(cfg: RunConfig, console: RunConsole, functions: Sequence[tuple[RewardF
     trainer.hooks = [LogHook(cfg, tracker, console, evaluator, pick_device(cfg)), checkpoints]
     if pick_device(cfg) == "cpu":
         trainer.hooks.append(TrimHook())
-    return Run(trainer, folder, tracker)
+    return Run(trainer, folder, tracker, placed.close)
 
 
-def _trainer(cfg: RunConfig, inputs: Inputs, console: RunConsole) -> tuple[Trainer, RolloutWorker]:
-    """The models in their roles, and the loop over them."""
-    device = pick_device(cfg)
-    policy = load_policy(cfg.actor.path, cfg.model, device)
+def _placed(cfg: RunConfig, inputs: Inputs) -> Placed:
+    """The models in their roles, in this process or on Ray."""
+    steps = cfg.trainer.num_episodes * steps_per_episode(cfg, inputs.sampler)
+    updates = steps * cfg.update.epochs * cfg.update.mini_batches
+    if cfg.parallel.executor == "ray":
+        from verl.trainer.ray_roles import on_ray
+
+        return on_ray(cfg, inputs.algorithm, pick_device(cfg), updates)
+    return embedded(cfg, inputs.algorithm, pick_device(cfg), updates)
+
+
+def _trainer(cfg: RunConfig, inputs: Inputs, placed: Placed, console: RunConsole) -> tuple[Trainer, RolloutWorker]:
+    """The loop over the roles."""
+    device, (implementation, generation) = pick_device(cfg), placed.said
     console.info(inputs.algorithm.described)
-    console.info(f"Actor {cfg.actor.path}: {policy.described}, {cfg.model.dtype} on {device}")
-    engine = rollout.attach(cfg.rollout.backend, policy, cfg.rollout)
+    where = f"on {device}" + (f", {cfg.parallel.nproc} processes on Ray" * (cfg.parallel.executor == "ray"))
+    console.info(f"Actor {cfg.actor.path}: {implementation}, {cfg.model.dtype} {where}")
     if cfg.update.cpu_offload and device == "cpu":
         console.info("update.cpu_offload: the models are on the host already, so it changes nothing on a CPU")
-    console.info(f"Rollout {cfg.rollout.backend}: {engine.described}")
-    worker = RolloutWorker(engine, inputs.tokenizer, cfg.trainer.seed)
+    console.info(f"Rollout {cfg.rollout.backend}: {generation}")
+    worker = RolloutWorker(placed.engine, inputs.tokenizer, cfg.trainer.seed)
     needs = inputs.algorithm.needs
     source = OnDemandSource(inputs.data.train, inputs.sampler, worker, cfg, greedy="greedy_reward" in needs)
-    steps = cfg.trainer.num_episodes * source.steps_per_episode
-    updates = steps * cfg.update.epochs * cfg.update.mini_batches
-    actor = ActorWorker(policy, cfg, inputs.algorithm, device, updates)
-    trainer = Trainer(
-        cfg,
-        Roles(
-            LocalGroup(actor),
-            _reference(cfg, inputs.algorithm, device),
-            _critic(cfg, inputs.algorithm, device, updates),
-        ),
-        Collector(cfg, source, _rewards(cfg, inputs.composer, device), needs, console.warn),
-        inputs.algorithm,
-        InProcessPublisher(engine, actor.engine.shards),
-    )
-    return trainer, worker
+    collector = Collector(cfg, source, _rewards(cfg, inputs.composer, device), needs, console.warn)
+    return Trainer(cfg, placed.roles, collector, inputs.algorithm, placed.publisher), worker
 
 
 def _rewards(cfg: RunConfig, composer: RewardComposer, device: str) -> RewardScorer:
@@ -168,18 +169,3 @@ def _rewards(cfg: RunConfig, composer: RewardComposer, device: str) -> RewardSco
     if path is not None:
         model = load_reward_model(path, cfg.model, device, cfg.reward.max_length)
     return RewardScorer(composer, model, early_parts(cfg.reward.stream, composer))
-
-
-def _reference(cfg: RunConfig, algorithm: Algorithm, device: str) -> LocalGroup | None:
-    if "ref_logprobs" not in algorithm.needs:
-        return None
-    return LocalGroup(ReferenceWorker(load_policy(cfg.ref.path or cfg.actor.path, cfg.model, device), cfg, device))
-
-
-def _critic(cfg: RunConfig, algorithm: Algorithm, device: str, total_steps: int) -> LocalGroup | None:
-    if "values" not in algorithm.needs:
-        return None
-    model = load_value_model(
-        cfg.critic.path or cfg.actor.path, cfg.model, device, derive_seed(cfg.trainer.seed, "critic")
-    )
-    return LocalGroup(CriticWorker(model, cfg, device, total_steps))

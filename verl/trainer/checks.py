@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Sequence
 
@@ -9,7 +10,7 @@ import torch
 
 from verl.algos.algorithm import Algorithm
 from verl.config.run import RunConfig
-from verl.core.errors import ConfigError, DataError, ModelError
+from verl.core.errors import ConfigError, DataError, MissingDependency, ModelError
 from verl.core.registry import suggestion
 from verl.data.load import PromptData
 from verl.engines.rollout.memory import Grant, token_bytes
@@ -93,6 +94,30 @@ def check_outputs(cfg: RunConfig) -> None:
                 f"trainer.output_dir: {out} is also {key}, and the run would replace what it reads there; "
                 "choose another folder with --output_dir"
             )
+
+
+def check_parallel(cfg: RunConfig, algorithm: Algorithm, device: str) -> None:
+    """The processes can be had, and what the algorithm computes can be computed on parts of a batch."""
+    p = cfg.parallel
+    if p.executor == "embedded":
+        for name, value, least in (("nproc", p.nproc, 1), ("address", p.address, None), ("threads", p.threads, None)):
+            if value != least:
+                raise ConfigError(
+                    f"parallel.{name}: {value} needs other processes than this; set parallel.executor=ray"
+                )
+        return
+    if importlib.util.find_spec("ray") is None:
+        raise MissingDependency('parallel.executor: ray is not installed; run: pip install -e ".[ray]"')
+    if p.nproc > 1 and algorithm.policy_loss.prepare is not None:
+        raise ConfigError(
+            f"parallel.nproc: policy loss {algorithm.policy_loss.name!r} chooses tokens from the whole mini-batch, "
+            "which no process has; set parallel.nproc=1, or choose another algorithm.policy_loss"
+        )
+    if device == "cuda" and p.address is None and p.nproc > torch.cuda.device_count():
+        raise ConfigError(
+            f"parallel.nproc: {p.nproc} processes need a GPU each, this machine has {torch.cuda.device_count()}; "
+            "lower it"
+        )
 
 
 def check_models(cfg: RunConfig, algorithm: Algorithm, source: ModelSource, data: PromptData) -> None:

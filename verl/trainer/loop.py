@@ -10,8 +10,7 @@ from typing import Any
 
 from verl.algos.algorithm import Algorithm
 from verl.config.run import RunConfig
-from verl.controller.executors.local import LocalGroup
-from verl.controller.group import gather
+from verl.controller.group import WorkerGroup, gather
 from verl.core.batch import Batch
 from verl.core.metrics import Metrics
 from verl.core.trajectory import Trajectory
@@ -22,6 +21,7 @@ from verl.trainer.reward import RewardScorer
 from verl.trainer.source import OnDemandSource
 from verl.utils.timing import StepClock
 from verl.weights.publisher import InProcessPublisher
+from verl.workers.critic import explained
 from verl.workers.update_plan import UpdatePlan
 
 
@@ -34,9 +34,9 @@ def skipped() -> Metrics:
 class Roles:
     """Worker groups by role; the algorithm's needs decide which are not None."""
 
-    actor: LocalGroup
-    ref: LocalGroup | None = None
-    critic: LocalGroup | None = None
+    actor: WorkerGroup
+    ref: WorkerGroup | None = None
+    critic: WorkerGroup | None = None
 
 
 @dataclass(frozen=True)
@@ -130,11 +130,13 @@ class Trainer:
         if not plan.minibatches:
             return skipped()
         jobs: list[Any] = []
+        seen = Metrics().sum("update/skipped", 0.0)
         if self.roles.critic is not None:
+            seen = Metrics.merge([seen, explained(batch)])
             jobs.append(self.roles.critic.call("update_critic", batch, plan=plan))
         if self.roles.critic is None or self.step > self.cfg.critic.warmup_steps:
             jobs.append(self.roles.actor.call("update_actor", batch, plan=plan))
-        return Metrics.merge([Metrics().sum("update/skipped", 0.0), *gather(*jobs)])
+        return Metrics.merge([seen, *gather(*jobs)])
 
     @contextmanager
     def phase(self, clock: StepClock, name: str) -> Iterator[None]:

@@ -59,6 +59,7 @@ def identity(cfg: RunConfig, data: str) -> dict[str, Any]:
     """What must be the same for a run to go on: the configuration that acts on numbers, and the prompts (a hash)."""
     tree = cfg.model_dump(mode="json")
     tree["trainer"] = {k: v for k, v in tree["trainer"].items() if k not in MAY_CHANGE}
+    del tree["parallel"]  # where models run changes no number
     return {"config": tree, "data": data}
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from verl.config.run import RunConfig
 from verl.core.protocols import RewardFn
-from verl.trainer.build import build
+from verl.trainer.build import Run, build
 from verl.utils.console import RunConsole
 
 
@@ -31,13 +31,9 @@ def run(cfg: RunConfig, functions: Sequence[tuple[RewardFn, float]] = ()) -> Run
         built = build(cfg, console, functions)
         trainer, folder = built.trainer, built.folder
         try:
-            trainer.fit()
+            _train(built, console)
         finally:
-            built.tracker.close()
-        console.phase("save")
-        staged = folder.staging()
-        trainer.roles.actor.call("export", folder=str(staged)).result()
-        folder.adopt(staged)
+            built.close()
         last = trainer.last_metrics
         if last:
             console.final(
@@ -52,3 +48,15 @@ def run(cfg: RunConfig, functions: Sequence[tuple[RewardFn, float]] = ()) -> Run
         return RunResult(trainer.planned_steps, trainer.step, folder.root, last)
     finally:
         console.close()
+
+
+def _train(built: Run, console: RunConsole) -> None:
+    """All steps, and the model into its folder."""
+    try:
+        built.trainer.fit()
+    finally:
+        built.tracker.close()
+    console.phase("save")
+    staged = built.folder.staging()
+    built.trainer.roles.actor.call("export", folder=str(staged)).result()
+    built.folder.adopt(staged)

@@ -21,6 +21,12 @@ def training_params(cfg: RunConfig) -> SamplingParams:
     return SamplingParams(s.temperature, s.top_p, s.top_k, cfg.rollout.max_response_tokens, s.min_tokens)
 
 
+def steps_per_episode(cfg: RunConfig, sampler: PromptSampler) -> int:
+    """Steps of a pass over the data, cut as configured."""
+    whole = sampler.steps_per_episode
+    return min(whole, cfg.trainer.max_steps_per_episode or whole)
+
+
 @dataclass(frozen=True)
 class Group:
     """One prompt's samples. index: of the prompt in the training data; greedy: None unless it was asked for."""
@@ -56,8 +62,7 @@ class OnDemandSource:
         self.prompts, self.sampler, self.worker, self.greedy = prompts, sampler, worker, greedy
         self.n, self.params = cfg.rollout.n, training_params(cfg)
         self.retired: set[int] = set()
-        whole = sampler.steps_per_episode
-        self.steps_per_episode = min(whole, cfg.trainer.max_steps_per_episode or whole)
+        self.steps_per_episode = steps_per_episode(cfg, sampler)
 
     def place(self, step: int) -> tuple[int, int]:
         """(episode from 0, step within it from 0) of training step `step`, counted from 1."""

@@ -67,12 +67,12 @@ class StepClock:
 
 @contextmanager
 def timed(metrics: Metrics, name: str) -> Iterator[None]:
-    """Add the seconds of a block, its work on the device included, to the sum called `name`."""
+    """The seconds of a block, its work on the device included, as `name`; of several processes the slowest counts."""
     _wait_for_device()
     start = time.perf_counter()
     yield
     _wait_for_device()
-    metrics.sum(name, time.perf_counter() - start)
+    metrics.max(name, time.perf_counter() - start)
 
 
 def _wait_for_device() -> None:

@@ -9,7 +9,7 @@ import torch
 from verl.algos.aggregate import Denominators
 from verl.algos.algorithm import Algorithm
 from verl.config.run import RunConfig
-from verl.controller.dispatch import DP, ONE_TO_ALL
+from verl.controller.dispatch import ONE_TO_ALL, THREE_D
 from verl.controller.worker import Worker, register
 from verl.core.batch import Batch
 from verl.core.errors import ConfigError
@@ -73,18 +73,18 @@ class ActorWorker(Worker):
         assert scores.sum_pi_squared is not None
         return Outputs(torch.stack([scores.logprobs, scores.sum_pi_squared], dim=1))
 
-    @register(DP, reads=("token_ids", "loss_mask", "group_id"), writes=("old_logprobs",))
+    @register(THREE_D, reads=("token_ids", "loss_mask", "group_id"), writes=("old_logprobs",))
     def old_logprobs(self, batch: Batch) -> Batch:
         return Batch(batch.cu_seqlens, {"old_logprobs": self.engine.infer(batch, self._score)})
 
-    @register(DP, reads=("token_ids", "loss_mask", "group_id"), writes=("old_logprobs", "sum_pi_squared"))
+    @register(THREE_D, reads=("token_ids", "loss_mask", "group_id"), writes=("old_logprobs", "sum_pi_squared"))
     def old_logprobs_and_squares(self, batch: Batch) -> Batch:
         """Both from one forward."""
         logprobs, squares = self.engine.infer(batch, self._score_with_squares).unbind(1)
         return Batch(batch.cu_seqlens, {"old_logprobs": logprobs, "sum_pi_squared": squares})
 
     @register(
-        DP,
+        THREE_D,
         reads=("token_ids", "loss_mask", "group_id", "advantages", "rollout_logprobs"),
         optional=("old_logprobs", "ref_logprobs", "rollout_weights", "group_tokens"),
     )

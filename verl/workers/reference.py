@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from verl.config.run import RunConfig
-from verl.controller.dispatch import DP
+from verl.controller.dispatch import THREE_D
 from verl.controller.worker import Worker, register
 from verl.core.batch import Batch
 from verl.engines.train.engine import EmbeddedTrainEngine, Outputs
@@ -25,6 +25,6 @@ class ReferenceWorker(Worker):
     def _forward(self, packed: PackedInput) -> Outputs:
         return Outputs(token_logprobs(self.policy, packed, self.temperature)[0])
 
-    @register(DP, reads=("token_ids", "loss_mask", "group_id"), writes=("ref_logprobs",))
+    @register(THREE_D, reads=("token_ids", "loss_mask", "group_id"), writes=("ref_logprobs",))
     def ref_logprobs(self, batch: Batch) -> Batch:
         return Batch(batch.cu_seqlens, {"ref_logprobs": self.engine.infer(batch)})

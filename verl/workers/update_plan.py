@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from verl.algos.aggregate import Denominators
 from verl.algos.segments import Segments
 from verl.config.algorithm import UpdateConfig
+from verl.controller.partition import Parts, Splits
 from verl.core.batch import Batch
 from verl.core.rng import derive_seed, stream
 
@@ -23,7 +24,7 @@ class MiniBatch:
 
 
 @dataclass(frozen=True)
-class UpdatePlan:
+class UpdatePlan(Splits):
     minibatches: tuple[MiniBatch, ...]
 
     @classmethod
@@ -50,3 +51,18 @@ class UpdatePlan:
                     own = derive_seed(seed, "policy_loss", step, epoch * cfg.mini_batches + number)
                     out.append(MiniBatch(index, total, own))
         return cls(tuple(out))
+
+    def split(self, parts: Parts) -> list[UpdatePlan]:
+        """One plan a part, of as many mini-batches: their sequences that lie there, by their numbers there. Counts stay
+        those of the whole mini-batch, so the gradients of all parts add up to its gradient.
+        """
+        place = {i: (part, k) for part, members in enumerate(parts) for k, i in enumerate(members)}
+        out: list[list[MiniBatch]] = [[] for _ in parts]
+        for mini in self.minibatches:
+            mine: list[list[int]] = [[] for _ in parts]
+            for i in mini.index:
+                part, k = place[i]
+                mine[part].append(k)
+            for plan, index in zip(out, mine, strict=True):
+                plan.append(replace(mini, index=tuple(index)))
+        return [UpdatePlan(tuple(plan)) for plan in out]

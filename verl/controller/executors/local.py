@@ -20,14 +20,14 @@ class LocalGroup:
         operation = getattr(fn, "operation", None)
         if not isinstance(operation, Operation):
             raise AttributeError(f"{type(self.worker).__name__}.{method} is not marked with @register")
+        if operation.dispatch.gives == "per_rank":
+            kwargs = {name: value for name, (value,) in kwargs.items()}
         if batch is None:
-            return Done(fn(**kwargs))
-        names = operation.reads + tuple(name for name in operation.optional if name in batch)
-        result = fn(batch.select(names), **kwargs)
-        if operation.writes:
-            got = set(result.cols) if isinstance(result, Batch) else type(result)
-            assert got == set(operation.writes), f"{method} declares writes={operation.writes}, returned {got}"
-        return Done(result)
+            return Done(operation.dispatch.merge([fn(**kwargs)]))
+        result = fn(batch.select(operation.columns(batch)), **kwargs)
+        operation.check(method, result)
+        # A batch of one part is as it came: its identity stays.
+        return Done(result if isinstance(result, Batch) else operation.dispatch.merge([result]))
 
     def state_dict(self) -> dict[str, Any]:
         return self.worker.state_dict()

@@ -29,7 +29,7 @@ from verl.utils.flops import model_flops
 class Outputs:
     """What the model says of each token of a batch, [T], 0 where loss_mask is 0. entropy: [T], only where asked.
 
-    values may be [T, K] for a forward that `infer` is given and that says K things of a token.
+    values may be [T, K] for a forward that `infer` is given with width K.
     """
 
     values: Tensor
@@ -37,6 +37,7 @@ class Outputs:
 
 
 Forward = Callable[[PackedInput], Outputs]
+Reduce = Callable[[list[Tensor]], None]
 ScalarLoss = Callable[[Outputs, Batch], tuple[Tensor, Metrics]]
 """(outputs, micro-batch) -> (its share of the mini-batch's loss, metrics)."""
 
@@ -89,10 +90,10 @@ class EmbeddedTrainEngine:
         return parts + [None] * (most - len(parts))
 
     @torch.no_grad()
-    def infer(self, batch: Batch, forward: Forward | None = None) -> Tensor:
+    def infer(self, batch: Batch, forward: Forward | None = None, width: int | None = None) -> Tensor:
         """[T] float32 on the host: the model's column for every token; no gradient.
 
-        forward: in place of the engine's own; the answer is [T, K] where its values are.
+        forward: in place of the engine's own; the answer is [T, width] where it says several things of a token.
         """
         places = batch.per_seq(torch.arange(batch.num_tokens))
         out = torch.zeros(batch.num_tokens)

@@ -1,0 +1,106 @@
+"""A run embedded and on two processes: same samples, losses and weights; and how it ends when a process dies."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.trainer import tiny_run
+from verl.core.errors import WorkerError
+from verl.trainer import run
+from verl.trainer.build import build
+from verl.utils.console import RunConsole
+
+TOLERANCE = 1e-5
+MORE = {
+    "update": {"epochs": 1, "mini_batches": 2},
+    "trainer": {"num_episodes": 1, "max_steps_per_episode": 5, "save_every": 1},
+}
+
+
+def settings(folder: Path, out: str, **sections) -> dict:
+    trainer = {**MORE["trainer"], "output_dir": str(folder / out), **sections.pop("trainer", {})}
+    return {"update": MORE["update"], "trainer": trainer, **sections}
+
+
+def distance(a: Path, b: Path) -> float:
+    """Of all weights together, relative."""
+    left, right = load_file(a / "model.safetensors"), load_file(b / "model.safetensors")
+    assert left.keys() == right.keys()
+    gap = sum(float((left[k].double() - right[k].double()).square().sum()) for k in left)
+    return (gap / sum(float(v.double().square().sum()) for v in left.values())) ** 0.5
+
+
+def test_two_processes_train_as_one(tmp_path: Path) -> None:
+    """PPO with critic and reference; five steps of two updates. Then killed, and gone on with embedded."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    run(tiny_run.config(tmp_path, **settings(tmp_path, "one")))
+    cfg = tiny_run.config(tmp_path, **settings(tmp_path, "two"), parallel={"nproc": 2, "deadline": 60.0})
+    assert cfg.parallel.executor == "ray"
+    run(cfg)
+    _same_metrics(one, two)
+    assert (one / "samples" / "step-000004.jsonl").read_text() == (two / "samples" / "step-000004.jsonl").read_text()
+    assert distance(one, two) < TOLERANCE
+
+    for checkpoint in ("step-000004", "step-000005"):
+        state = load_file(two / "checkpoints" / checkpoint / "critic.safetensors")
+        right = load_file(one / "checkpoints" / checkpoint / "critic.safetensors")
+        assert state.keys() == right.keys()
+
+    _dies(tmp_path)
+    third = settings(tmp_path, "third", trainer={"resume": True})
+    run(tiny_run.config(tmp_path, **third))
+    assert distance(one, tmp_path / "third") < TOLERANCE, "a run on Ray is gone on with embedded"
+
+
+def _same_metrics(one: Path, two: Path) -> None:
+    left, right = tiny_run.metrics(one), tiny_run.metrics(two)
+    assert len(left) == len(right) >= 5
+    for a, b in zip(left, right, strict=True):
+        assert a.keys() == b.keys()
+        for name, value in a.items():
+            assert b[name] == pytest.approx(value, rel=TOLERANCE, abs=1e-6), (a["step"], name)
+
+
+def _dies(folder: Path) -> None:
+    """A process of the run is killed in step 3: the run says which worker, and leaves none."""
+    cfg = tiny_run.config(folder, **settings(folder, "third"), parallel={"nproc": 2, "deadline": 60.0})
+    built = build(cfg, RunConsole())
+    pids = [pid for _, _, pid in built.trainer.roles.actor.pool.places]
+    update = built.trainer.update
+
+    def die(batch):
+        if built.trainer.step == 3:
+            os.kill(pids[1], signal.SIGKILL)
+        return update(batch)
+
+    built.trainer.update = die
+    start = time.monotonic()
+    try:
+        with pytest.raises(WorkerError, match="(critic|actor), rank 1, update_.*: its process has died"):
+            built.trainer.fit()
+    finally:
+        built.close()
+    assert time.monotonic() - start < 30
+    assert not any(_runs(pid) for pid in pids)
+
+
+def _runs(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def test_gradients_add_up() -> None:
+    """sum_over_ranks cuts by size and puts every number back where it was."""
+    from verl.parallel import replicas
+
+    tensors = [torch.arange(6.0).reshape(2, 3).T, torch.ones(2), torch.zeros(())]
+    assert [len(b) for b in replicas._buckets(tensors)] == [3]
+    old, replicas._BUCKET = replicas._BUCKET, 7
+    try:
+        assert [len(b) for b in replicas._buckets(tensors)] == [1, 2]
+    finally:
+        replicas._BUCKET = old

@@ -1,0 +1,242 @@
+"""Processes on Ray, on this machine or on a cluster, in pools. The only file that imports ray.
+
+The roles that are put on one pool share its processes and take turns; those on different pools run at the same time.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, NoReturn
+
+import psutil
+
+from verl.controller.executors.call import Call
+from verl.controller.host import Host
+from verl.controller.rank import Rank
+from verl.controller.resident import Resident
+from verl.core.errors import ConfigError, MissingDependency, WorkerError
+from verl.parallel.layout import Layout
+
+Place = tuple[str, str, int]
+"""(node id, address of the node, process id)."""
+_ASKED, _GONE = 1.0, 10.0
+"""Seconds that processes are waited for which Ray has told to end, and which were killed."""
+
+
+def load_ray() -> Any:
+    """The module with what is used of it, or MissingDependency with what to install."""
+    try:
+        import ray
+        import ray.cloudpickle
+        import ray.exceptions
+        import ray.util.scheduling_strategies
+    except ImportError as e:
+        raise MissingDependency('parallel.executor: ray is not installed; run: pip install -e ".[ray]"') from e
+    return ray
+
+
+class Process(Host):
+    """A host that says where it is."""
+
+    def where(self) -> Place:
+        ray = load_ray()
+        return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), os.getpid()
+
+
+class Cluster:
+    """Ray and what was started on it: `with Cluster(...) as cluster:` leaves nothing running.
+
+    cpus: what a Ray that is started on this machine may hand out; address: of one that runs already, in place of
+    starting one; deadline: seconds that a call may take from the moment it is made (roles on one pool wait for each
+    other).
+
+    Whatever fails in a call ends all processes of all pools, as ranks may wait for each other for ever.
+    """
+
+    def __init__(self, cpus: int = 1, address: str | None = None, deadline: float = 1800.0):
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        self.ray, self.deadline = load_ray(), deadline
+        self.pools: list[ResourcePool] = []
+        self._calls: list[Call] = []
+        own: dict[str, Any] = {"include_dashboard": False, "num_cpus": cpus} if address is None else {}
+        try:
+            self.ray.init(address=address or "local", logging_level=logging.ERROR, log_to_driver=False, **own)
+        except ConnectionError as e:
+            raise ConfigError(f"parallel.address: no Ray answers at {address}; start it there, or set null") from e
+        atexit.register(self.close)
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all processes and leave Ray; a second time does nothing."""
+        if self.ray.is_initialized():
+            self.kill(WorkerError("the cluster was closed", role="pool", rank=0, method="close"))
+            self.ray.shutdown()
+        atexit.unregister(self.close)
+
+    def kill(self, why: WorkerError) -> None:
+        """End every process of every pool at once, also one that is stopped. why: what later calls on them raise."""
+        pools, self.pools = self.pools, []
+        self._calls.clear()
+        for pool in pools:
+            pool.dead = why
+        for pool in pools:
+            for process in pool.processes:
+                self.ray.kill(process, no_restart=True)
+        self._end([place for pool in pools for place in pool.places])
+        for pool in pools:
+            self.ray.util.remove_placement_group(pool.group)
+
+    def fail(self, error: WorkerError) -> NoReturn:
+        self.kill(error)
+        raise error
+
+    def _end(self, places: Sequence[Place]) -> None:
+        """Make sure: Ray asks a process to end, and one that is stopped does not listen."""
+        here = self.ray.get_runtime_context().get_node_id()
+        end_processes([pid for node, _, pid in places if node == here])
+        strategy = self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+        jobs = []
+        for node in {node for node, _, _ in places} - {here}:
+            there = self.ray.remote(end_processes).options(num_cpus=0, scheduling_strategy=strategy(node, soft=True))
+            jobs.append(there.remote([pid for n, _, pid in places if n == node]))
+        if jobs:
+            self.ray.wait(jobs, num_returns=len(jobs), timeout=_GONE)
+
+    def call(self, role: str, method: str, refs: dict[Any, int], sent: int = 0) -> Call:
+        """Watch over a call that has just been sent. refs: its answers to be, and the rank of each."""
+        call = Call(role, method, refs, time.monotonic() + self.deadline, sent)
+        self._calls.append(call)
+        return call
+
+    def drive(self, call: Call) -> Call:
+        """Take replies, of any call, until `call` has all of its own. What fails in any of them is raised here."""
+        while call.pending:
+            waiting = {ref: c for c in self._calls for ref in c.pending}
+            first = min((c for c in self._calls if c.pending), key=lambda c: c.expires)
+            ready, _ = self.ray.wait(list(waiting), timeout=max(0.0, first.expires - time.monotonic()))
+            if not ready:
+                what = f"no answer within {self.deadline:g} seconds (parallel.deadline); all processes were ended"
+                self.fail(_error(first, min(first.pending.values()), what))
+            for ref in ready:
+                self._take(waiting[ref], ref)
+        self._calls = [c for c in self._calls if c.pending]
+        return call
+
+    def _take(self, call: Call, ref: Any) -> None:
+        rank = call.pending[ref]
+        try:
+            data = self.ray.get(ref)
+        except self.ray.exceptions.RayError as e:
+            died = isinstance(e, self.ray.exceptions.RayActorError)
+            what = "its process has died; all others were ended" if died else type(e).__name__
+            self.fail(_error(call, rank, what, str(e)))
+        reply = call.take(ref, data)
+        if reply.error:
+            self.fail(_error(call, rank, reply.error, reply.traceback))
+
+
+def _error(call: Call, rank: int, what: str, trace: str = "") -> WorkerError:
+    return WorkerError(what, role=call.role, rank=rank, method=call.method, traceback=trace)
+
+
+def end_processes(pids: Sequence[int]) -> None:
+    """SIGKILL to these processes of this machine and to all below them, those that have ended by themselves excepted;
+    returns when they are gone.
+    """
+    found: list[psutil.Process] = []
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            found += [*process.children(recursive=True), process]
+    _, left = psutil.wait_procs(found, timeout=_ASKED)
+    for process in left:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(left, timeout=_GONE)
+
+
+class ResourcePool:
+    """`world` processes, each with `cpus` and `gpus`, and `threads` of torch (None: as torch has it).
+
+    backend: of torch.distributed, which gets one process group over all of them where there are several.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        world: int,
+        cpus: float = 1,
+        gpus: float = 0,
+        threads: int | None = None,
+        backend: str = "gloo",
+    ):
+        self.cluster, self.world = cluster, world
+        self.resident = Resident()
+        self.dead: WorkerError | None = None
+        self.places: list[Place] = []
+        self.processes: list[Any] = []
+        self.master = ("", 0)
+        self.group = self._room(cpus, gpus)
+        cluster.pools.append(self)
+        ray = cluster.ray
+        strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
+        for i in range(world):
+            at = strategy(self.group, placement_group_bundle_index=i)
+            made = ray.remote(Process).options(num_cpus=cpus, num_gpus=gpus, scheduling_strategy=at, max_restarts=0)
+            self.processes.append(made.remote(threads))
+        self.places = self.setup("pool", "where", [()] * world)
+        if world > 1:
+            self._join(backend)
+
+    def _room(self, cpus: float, gpus: float) -> Any:
+        """Resources that are ours, near each other."""
+        ray = self.cluster.ray
+        have, need = ray.cluster_resources(), {"CPU": cpus * self.world, "GPU": gpus * self.world}
+        for what, count in need.items():
+            if have.get(what, 0) < count:
+                raise ConfigError(
+                    f"parallel.nproc: {self.world} processes need {count:g} {what}s and Ray has {have.get(what, 0):g}; "
+                    "lower it"
+                )
+        bundle = {what: count / self.world for what, count in need.items() if count}
+        group = ray.util.placement_group([bundle] * self.world, strategy="PACK")
+        ready, _ = ray.wait([group.ready()], timeout=self.cluster.deadline)
+        if not ready:
+            ray.util.remove_placement_group(group)
+            raise ConfigError(f"parallel.nproc: {need} were not free within {self.cluster.deadline:g} seconds")
+        return group
+
+    def setup(self, role: str, method: str, args: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Call `method` of the hosts of the first ranks, each with its own arguments; what they return."""
+        self.check_alive()
+        pairs = zip(self.processes, args, strict=False)
+        refs = {process.setup.remote(method, *own): rank for rank, (process, own) in enumerate(pairs)}
+        return self.cluster.drive(self.cluster.call(role, method, refs)).values()
+
+    def _join(self, backend: str) -> None:
+        nodes = {node for node, _, _ in self.places}
+        host = self.places[0][1] if len(nodes) > 1 else "127.0.0.1"
+        self.master = (host, self.setup("pool", "open_store", [(host,)])[0])
+        limit = self.cluster.deadline
+        self.setup("pool", "join", [(rank, backend, limit) for rank in self.ranks(Layout(dp=self.world))])
+
+    def ranks(self, layout: Layout) -> list[Rank]:
+        return [Rank(r, layout, self.master) for r in range(self.world)]
+
+    def check_alive(self) -> None:
+        if self.dead is not None:
+            raise self.dead

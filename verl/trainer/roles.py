@@ -1,0 +1,77 @@
+"""The workers of each role, made from the configuration in the process where they live; and all of them embedded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from verl.algos.algorithm import Algorithm
+from verl.config.run import RunConfig
+from verl.controller.executors.local import LocalGroup
+from verl.controller.rank import Rank
+from verl.core.protocols import RolloutEngine
+from verl.core.rng import derive_seed
+from verl.engines import rollout
+from verl.models.load import load_policy, load_value_model
+from verl.parallel.mesh import SINGLE, Mesh
+from verl.trainer.loop import Roles
+from verl.utils.heap import settle
+from verl.weights.publisher import InProcessPublisher
+from verl.workers.actor_rollout import ActorRolloutWorker
+from verl.workers.critic import CriticWorker
+from verl.workers.reference import ReferenceWorker
+
+ALONE = Rank()
+"""The only process there is."""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """The roles where the configuration puts them. said: what the actor is, for the log; close: ends processes."""
+
+    roles: Roles
+    engine: RolloutEngine
+    publisher: InProcessPublisher
+    said: tuple[str, str]
+    close: Callable[[], None]
+
+
+def embedded(cfg: RunConfig, algorithm: Algorithm, device: str, total_steps: int) -> Placed:
+    """All roles in this process."""
+    actor = make_actor(cfg, algorithm, device, total_steps, ALONE)
+    roles = Roles(
+        LocalGroup(actor),
+        LocalGroup(make_reference(cfg, device, ALONE)) if "ref_logprobs" in algorithm.needs else None,
+        LocalGroup(make_critic(cfg, device, total_steps, ALONE)) if "values" in algorithm.needs else None,
+    )
+    return Placed(roles, actor.generator, actor.publisher, actor.described(), lambda: None)
+
+
+def make_actor(cfg: RunConfig, algorithm: Algorithm, device: str, total_steps: int, rank: Rank) -> ActorRolloutWorker:
+    """The policy and its sampler."""
+    _begin(device)
+    policy = load_policy(cfg.actor.path, cfg.model, device)
+    engine = rollout.attach(cfg.rollout.backend, policy, cfg.rollout)
+    return ActorRolloutWorker(policy, cfg, algorithm, device, total_steps, engine, _mesh(rank, device))
+
+
+def make_reference(cfg: RunConfig, device: str, rank: Rank) -> ReferenceWorker:
+    """The frozen policy; every rank scores by itself."""
+    _begin(device)
+    return ReferenceWorker(load_policy(cfg.ref.path or cfg.actor.path, cfg.model, device), cfg, device)
+
+
+def make_critic(cfg: RunConfig, device: str, total_steps: int, rank: Rank) -> CriticWorker:
+    _begin(device)
+    seed = derive_seed(cfg.trainer.seed, "critic")
+    model = load_value_model(cfg.critic.path or cfg.actor.path, cfg.model, device, seed)
+    return CriticWorker(model, cfg, device, total_steps, _mesh(rank, device))
+
+
+def _begin(device: str) -> None:
+    if device == "cpu":
+        settle()
+
+
+def _mesh(rank: Rank, device: str) -> Mesh:
+    return Mesh.of(rank.layout, device) if rank.world > 1 else SINGLE
