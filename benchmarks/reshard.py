@@ -149,9 +149,7 @@ def run_rank(rank: int, folder: str, setting: Setting) -> None:
         torch.cuda.set_device(device)
     torch.set_num_threads(1)
     backend = "gloo" if device.type == "cpu" else "nccl"
-    dist.init_process_group(
-        backend, init_method=f"file://{folder}/meet", rank=rank, world_size=setting.train.world
-    )
+    dist.init_process_group(backend, init_method=f"file://{folder}/meet", rank=rank, world_size=setting.train.world)
     routes = {groups: _route(setting, groups, rank) for groups in GROUPS}
     have = {name: _values(setting, name, box, device) for name, box in routes["strided"].holds.items()}
     sides = {side: _side(side, setting, routes, device) for side in SIDES}

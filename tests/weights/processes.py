@@ -70,7 +70,7 @@ JOBS = {
     "uneven": Job(tiny_model(), Layout(tp=8), Layout(dp=2, pp=2, tp=2), "strided", 64),
     "tp": Job(even(8), Layout(tp=8), Layout(dp=4, tp=2), "strided", 4096),
     "pp": Job(even(8), Layout(pp=4, tp=2), Layout(dp=2, pp=2, tp=2), "strided", 4096),
-    "rows": Job(rows(4), Layout(tp=8), Layout(dp=4, tp=2), "strided", 4096),
+    "rows": Job(rows(4), Layout(tp=8), Layout(dp=4, tp=2), "strided", 2000),
     "finer": Job(even(4), Layout(dp=4, tp=2), Layout(dp=2, tp=4), "strided", 4096),
 }
 
@@ -90,20 +90,17 @@ def main(rank: int, folder: str) -> None:
 def _job(job: Job, rank: int) -> dict[str, Any]:
     route, truth = job.route(rank), job.truth()
     have = {name: _cut(truth[name], box).requires_grad_() for name, box in route.holds.items()}
-    arms = {
-        "planned": Transport(route),
-        "all-gather": AllGather(job.parameters, route.dtypes, job.train, route.wants),
-    }
-    out: dict[str, Any] = {}
-    for name, arm in arms.items():
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-            got = arm.collect(have)
-        wrong = [key for key, box in route.wants.items() if not torch.equal(got[key], _cut(truth[key], box))]
-        views = [key for key in got if key in have and _storage(got[key]) == _storage(have[key])]
+    transport = Transport(route)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        got = transport.collect(have)
+    gather = AllGather(job.parameters, route.dtypes, job.train, route.wants)
+    arms = {"planned": (transport, got), "all-gather": (gather, gather.collect(have))}
+    out: dict[str, Any] = {"measured": _peak(seen)}
+    for name, (arm, tensors) in arms.items():
+        wrong = [key for key, box in route.wants.items() if not torch.equal(tensors[key], _cut(truth[key], box))]
         out[name] = {
-            "wrong": wrong + sorted(set(got) ^ set(route.wants)),
-            "views": views,
-            "measured": _peak(seen),
+            "wrong": wrong + sorted(set(tensors) ^ set(route.wants)),
+            "views": [key for key in tensors if key in have and _storage(tensors[key]) == _storage(have[key])],
             **asdict(arm.traffic),
         }
     return out

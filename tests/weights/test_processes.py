@@ -53,33 +53,38 @@ def test_what_is_sent_is_received(reports, name, arm):
 
 @pytest.mark.parametrize("name", ["tp", "pp", "rows"])
 def test_bytes_and_memory_are_those_of_the_formulas(reports, name):
-    """Planned: M (tp pp - tg pg) / (tg pg tp pp) received, M / (tg pg) of new tensors and nothing else but messages."""
+    """Planned: M (tp pp - tg pg) / (tg pg tp pp) received, and what is not a view, M / (tg pg) at most, of new tensors.
+    Besides there are messages: a bucket a direction.
+    """
     job = JOBS[name]
     total, held = model_bytes(job), job.train.tp * job.train.pp
     generated = job.generation.tp * job.generation.pp
     ranks = of(reports, name, "planned")
     assert [rank["received"] for rank in ranks] == [Fraction(total * (held - generated), held * generated)] * WORLD
     assert [rank["kept"] for rank in ranks] == [Fraction(total, held)] * WORLD
-    assert [rank["made"] for rank in ranks] == [Fraction(total, generated)] * WORLD
+    views = Fraction(total, held) if name == "pp" else 0  # tp stays the same, so whole layers do
+    assert [rank["made"] for rank in ranks] == [Fraction(total, generated) - views] * WORLD
     assert all(rank["peak"] <= rank["made"] + 2 * job.bucket for rank in ranks)
     gathered = of(reports, name, "all-gather")
     assert [rank["received"] for rank in gathered] == [Fraction(total * (held - 1), held)] * WORLD
+    assert [rank["made"] for rank in gathered] == [Fraction(total, generated)] * WORLD
     largest = max(prod(p.shape) for p in job.parameters) * 4
     assert all(rank["made"] + largest <= rank["peak"] <= rank["made"] + 2 * largest for rank in gathered)
 
 
 def test_rows_arrive_in_place(reports):
-    """Cut along dimension 0 and a bucket of one shard: peak extra memory is M / (tg pg), not a byte more."""
+    """Cut along dimension 0, a parameter a round: peak extra memory is M / (tg pg), not a byte more."""
     ranks = of(reports, "rows", "planned")
     assert [rank["peak"] for rank in ranks] == [Fraction(model_bytes(JOBS["rows"]), 2)] * WORLD
-    assert all(rank["streamed_peak"] < rank["peak"] for rank in ranks)
+    assert all(rank["streamed_peak"] == rank["peak"] // 4 for rank in ranks), "one parameter of four at a time"
 
 
-@pytest.mark.parametrize(("name", "arm"), CASES)
-def test_memory_is_what_the_allocator_gave(reports, name, arm):
+@pytest.mark.parametrize("name", list(JOBS))
+def test_memory_is_what_the_allocator_gave(reports, name):
     """Torch's own count of allocations, which also sees small temporaries, is never below ours and hardly above."""
-    for rank in of(reports, name, arm):
-        assert rank["peak"] <= rank["measured"] <= rank["peak"] * 1.05 + 1024
+    for report in reports:
+        counted = report[name]["planned"]["peak"]
+        assert counted <= report[name]["measured"] <= counted * 1.05 + 256
 
 
 def test_shards_within_training_shards_are_views(reports):

@@ -95,7 +95,9 @@ def test_messages_and_kept_boxes_are_all_of_a_shard(case: Case, bucket: int):
             for message in step.receives:
                 for piece in message.pieces:
                     elements[piece.name] += numel(piece.box)
-                starts = [sum(route.nbytes(p.name, p.box) for p in message.pieces[:k]) for k in range(len(message.pieces))]
+                starts = [
+                    sum(route.nbytes(p.name, p.box) for p in message.pieces[:k]) for k in range(len(message.pieces))
+                ]
                 sizes = [route.dtypes[p.name].itemsize for p in message.pieces]
                 assert all(start % size == 0 for start, size in zip(starts, sizes, strict=True)), "aligned"
         assert elements == {name: numel(box) for name, box in route.wants.items()}

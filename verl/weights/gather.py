@@ -104,26 +104,32 @@ class AllGather:
         name, members = parameter.name, self._members(axes)
         boxes = [box_of(parameter, self.train, tp, fsdp) for _, (tp, fsdp) in members]
         longest = max(numel(box) for box in boxes)
-        mine = boxes[[rank for rank, _ in members].index(self.rank)]
-        if numel(mine) == longest:
-            own = have[name].detach().reshape(-1)
-        else:
-            own = self._empty((longest,), name)
-            if numel(mine):  # else it is left out of `have`
-                own[: numel(mine)] = have[name].detach().reshape(-1)
+        before = self.traffic.buffers
+        own = self._padded(name, have, longest)
         flat = self._empty((longest * len(members),), name)
-        work = dist.all_gather_into_tensor(flat, own, group=self._groups[axes], async_op=True)
+        work = dist.all_gather(list(flat.chunk(len(members))), own, group=self._groups[axes], async_op=True)
         nbytes = longest * flat.itemsize * (len(members) - 1)
         self._wait(work, f"{nbytes:,} bytes of {name} from ranks {[rank for rank, _ in members]}")
         self.traffic.sent += nbytes
         self.traffic.received += nbytes
         if all(numel(box) == longest for box in boxes) and _stacked(boxes):
             return flat.view(parameter.shape)
+        gathered = self.traffic.buffers - before
         full = self._empty(parameter.shape, name)
         for number, box in enumerate(boxes):
             start = number * longest
             full[slices(box, whole(parameter.shape))] = flat[start : start + numel(box)].view(extents(box))
+        self.traffic.give_back(gathered)
         return full
+
+    def _padded(self, name: str, have: Mapping[str, Tensor], size: int) -> Tensor:
+        """This rank's elements in one row of `size`; an empty shard is left out of `have`."""
+        if name in have and have[name].numel() == size:
+            return have[name].detach().reshape(-1)
+        row = self._empty((size,), name)
+        if name in have:
+            row[: have[name].numel()] = have[name].detach().reshape(-1)
+        return row
 
     def _broadcast(self, parameter: Parameter, full: Tensor, stage: int) -> None:
         ranks = [rank for rank, _ in self._members(("pp",))]
@@ -150,17 +156,19 @@ class AllGather:
         return (("tp",) if tensor else ()) + (("fsdp",) if parameter.shape and self.train.fsdp > 1 else ())
 
     def _members(self, axes: _Axes) -> list[tuple[int, tuple[int, int]]]:
-        """(rank, (tp, fsdp)) of those that differ from this rank along these axes only, tensor axis first."""
+        """(rank, (tp, fsdp)) of those that differ from this rank along these axes only, by rank as groups have them."""
         train, at = self.train, self.coord
         shard = at.dp % train.fsdp
-        return [
+        return sorted(
             (((at.dp - shard + f) * train.pp + p) * train.tp + t, (t, f))
             for t in (range(train.tp) if "tp" in axes else [at.tp])
             for f in (range(train.fsdp) if "fsdp" in axes else [shard])
             for p in (range(train.pp) if "pp" in axes else [at.pp])
-        ]
+        )
 
 
 def _stacked(boxes: Sequence[Box]) -> bool:
     """Whether these boxes of one size, one after the other, are the tensor itself: cut along dimension 0 alone."""
-    return all(before[0][1] == box[0][0] and before[1:] == box[1:] for before, box in zip(boxes, boxes[1:], strict=False))
+    return all(
+        before[0][1] == box[0][0] and before[1:] == box[1:] for before, box in zip(boxes, boxes[1:], strict=False)
+    )
