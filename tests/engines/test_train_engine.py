@@ -15,6 +15,7 @@ from verl.config import RunConfig, resolve
 from verl.config.algorithm import UpdateConfig
 from verl.config.models import ModelConfig, OptimConfig
 from verl.core.batch import Batch, cumulative
+from verl.core.errors import ConfigError
 from verl.engines.train.engine import EmbeddedTrainEngine, Outputs
 from verl.engines.train.micro_batches import split, tokens_at_once
 from verl.engines.train.schedule import lr_at
@@ -212,6 +213,32 @@ def test_optimizer_state_round_trip_is_bitwise() -> None:
         engine.optim_step()
     assert torch.equal(engines[0].optimizer.masters[0], engines[1].optimizer.masters[0])
     assert torch.equal(engines[0].module.weight, engines[1].module.weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_placed_engine_goes_on_where_it_was(dtype: torch.dtype) -> None:
+    """Moving copies all tensors of the state; gradient buffers are gone in between, and nothing trains there."""
+    engines = [tiny_engine(dtype), tiny_engine(dtype)]
+    for where in ("device", "released", "host"):
+        engines[1].place(where)
+        if where != "device":
+            assert engines[1].optimizer.grads == []
+            with pytest.raises(RuntimeError, match=f"placed on '{where}'"):
+                engines[1].optim_step()
+            engines[1]._moved(torch.clone)  # what place does between devices
+        engines[1].place("device")
+        for engine in engines:
+            engine.module.weight.pow(2).sum().backward()
+            engine.optim_step()
+        assert torch.equal(engines[0].module.weight, engines[1].module.weight)
+    assert engines[1].optimizer.steps == 3
+
+
+def test_offloading_is_for_sharded_models_and_changes_nothing_on_a_cpu() -> None:
+    update = UpdateConfig(cpu_offload=True)
+    assert not EmbeddedTrainEngine(Line(torch.float32), lambda packed: Outputs(torch.zeros(1)), update, "cpu").offloaded
+    with pytest.raises(ConfigError, match="update.cpu_offload: only a model that is sharded"):
+        EmbeddedTrainEngine(Line(torch.float32), lambda packed: Outputs(torch.zeros(1)), update, "cuda")
 
 
 def test_schedule_counts_optimizer_steps() -> None:

@@ -18,6 +18,7 @@ from verl.config.models import ModelConfig
 from verl.engines.train.memory import KINDS
 from verl.models.load import load_policy
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 SEVERAL = [name for name, layout in LAYOUTS.items() if layout.world > 1]
 SHARDED = [name for name, layout in LAYOUTS.items() if layout.fsdp > 1]

@@ -1,11 +1,14 @@
 """Layouts and the errors that name the configuration."""
 
+import math
+
 import pytest
 import torch
 
 from verl.core.errors import ConfigError
 from verl.parallel.layout import Coord, Layout
 from verl.parallel.mesh import SINGLE, Mesh
+from verl.parallel.norm import global_norm
 
 
 def test_a_layout_that_cannot_be_is_refused() -> None:
@@ -30,3 +33,19 @@ def test_a_world_of_one_sums_and_counts_itself() -> None:
     values = torch.ones(2)
     assert SINGLE.sum(values, "shard", "tp") is values and SINGLE.most(3) == 3
     assert SINGLE.first and not SINGLE.sharded
+
+
+class Twins(Mesh):
+    """This rank's view of two tensor ranks whose numbers happen to be equal."""
+
+    def sum(self, values: torch.Tensor, *dims: str) -> torch.Tensor:
+        return values * 2 if "tp" in dims else values
+
+
+def test_the_norm_counts_what_tensor_ranks_share_once() -> None:
+    grads = [torch.full((3,), 2.0), torch.full((2, 2), 1.0), torch.empty(0)]
+    mesh = Twins(layout=Layout(tp=2))
+    assert global_norm(grads, [False, True, False], mesh) == pytest.approx((12 + 2 * 4) ** 0.5)
+    assert global_norm(grads, [False] * 3, mesh) == pytest.approx(4.0) == global_norm(grads, [True] * 3, SINGLE)
+    assert global_norm([], [], SINGLE) == 0.0
+    assert math.isnan(global_norm([torch.tensor([1.0, float("nan")])], [True], SINGLE))

@@ -18,7 +18,9 @@ def global_norm(grads: Sequence[Tensor], over_tp: Sequence[bool], mesh: Mesh) ->
     one; where they hold the same, it counts once.
     """
     squares = [_squares([g for g, cut in zip(grads, over_tp, strict=True) if cut == which]) for which in (False, True)]
-    same, parted = mesh.sum(torch.stack(squares), "shard").unbind()
+    # Copies hold the same numbers, and their mean is it too: but where one is damaged, all see it and act alike.
+    copies = mesh.layout.dp // mesh.layout.fsdp
+    same, parted = (mesh.sum(torch.stack(squares), "shard", "replicate") / copies).unbind()
     return float((same + mesh.sum(parted, "tp")).sqrt())
 
 
