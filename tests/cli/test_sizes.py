@@ -151,13 +151,13 @@ def test_advice_names_the_caches_where_generation_takes_most(folder: Path, monke
 )
 def test_dry_run_of_the_embedded_case_prints_both_tables_and_loads_no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     from verl.cli.main import main
-    from verl.trainer import build
+    from verl.trainer import build, roles
 
     def never(*args: object, **kwargs: object) -> None:
         raise AssertionError("a model was loaded")
 
-    for name in ("load_policy", "load_value_model", "load_reward_model"):
-        monkeypatch.setattr(build, name, never)
+    for module, name in ((roles, "load_policy"), (roles, "load_value_model"), (build, "load_reward_model")):
+        monkeypatch.setattr(module, name, never)
     out = io.StringIO()
     monkeypatch.setattr("sys.stdout", out)
     file = Path(__file__).resolve().parents[2] / "examples" / "ppo" / "quickstart.yaml"

@@ -20,9 +20,9 @@ from verl.core.errors import ModelError
 from verl.engines.rollout.native import NativeEngine
 from verl.models.export import export
 from verl.models.gather import is_writer, whole_tensors
-from verl.models.kernels import compiler
 from verl.models.load import native_policy
 from verl.models.logprobs import token_scores
+from verl.models.compiler import CompileError, compiler
 from verl.models.packed import PackedInput
 from verl.models.policy import hidden_states
 from verl.models.source import ModelSource
@@ -268,7 +268,9 @@ def gathers_columns(world: World) -> None:
 @check("bf16_kernels")
 def bf16_kernels(world: World) -> None:
     """The compiled kernels inside a rank: as close to fp32 as they are on one process."""
-    if compiler() is None:
+    try:
+        compiler()
+    except CompileError:
         return
     model = load(world.folder, "llama")
     packed = PackedInput.of(ragged_batch(), True)

@@ -62,6 +62,9 @@ def test_native_refuses_a_policy_of_transformers() -> None:
         class source:
             eos_token_ids = (2,)
 
+        def parameters(self) -> tuple[()]:
+            return ()
+
     with pytest.raises(RolloutError, match=r"rollout.backend=hf"):
         rollout.attach("native", Foreign(), RolloutConfig())
 

@@ -89,8 +89,7 @@ class RayGroup:
         """Of rank 0. All ranks are asked: where they hold parts, it gathers them."""
         ranks = range(self.layout.world)
         call = self._send("state_dict", {r: Request(self.role, "state_dict", {}, answers=r == 0) for r in ranks})
-        (state,) = self.finish(call).values()
-        return dict(state)
+        return dict(self.finish(call).values()[0])
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         request = Request(self.role, "load_state_dict", {"state": state}, answers=False)
