@@ -234,7 +234,7 @@ def test_what_does_not_belong_together_is_refused() -> None:
     z, begin = noise(3, 20), torch.arange(4)
     law = load().law(z, 1.0, False, False)
     with pytest.raises(IndexError, match="outside of the 20 of the vocabulary"):
-        load().law_backward(z, 1.0, law, (torch.ones(3), torch.tensor([1, -1, 3]), begin), None)
+        load().law_backward(z, 1.0, law, (torch.ones(3), torch.tensor([1, 20, 3]), begin), None)
 
 
 def test_a_second_derivative_is_refused_rather_than_zero() -> None:

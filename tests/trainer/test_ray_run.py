@@ -63,6 +63,8 @@ def _same_metrics(one: Path, two: Path) -> None:
     for a, b in zip(left, right, strict=True):
         assert a.keys() == b.keys()
         for name, value in a.items():
+            if name in ("rollout/prefilled_tokens", "rollout/reused_tokens"):
+                continue  # how often a prompt is computed depends on what is beside it
             assert b[name] == pytest.approx(value, rel=TOLERANCE, abs=1e-6), (a["step"], name)
 
 

@@ -133,7 +133,7 @@ class Kernels:
         """
         out = torch.empty_like(z)
         of_row, target, begin = rows
-        if len(target) and not 0 <= int(target.min()) <= int(target.max()) < z.shape[1]:
+        if len(target) and not -1 <= int(target.min()) <= int(target.max()) < z.shape[1]:
             raise IndexError(f"a token id is outside of the {z.shape[1]} of the vocabulary")
         entropies = (None, None) if of_entropy is None else (law.entropy, of_entropy)
         entropy, slope = (None if x is None else _at(x) for x in entropies)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from verl.core.batch import Batch
+from verl.core.errors import ModelError
 from verl.models.plan import Block, Plan
 from verl.models.tree import Node, Span, forest
 
@@ -44,6 +45,8 @@ class PackedInput:
         """
         place = batch["token_ids"].device if device is None else device
         ids, mask = batch["token_ids"].cpu(), batch["loss_mask"].cpu()
+        if len(ids) and int(ids.min()) < 0:
+            raise ModelError(f"token_ids: {int(ids.min())} is no token id")
         spans = _spans(batch, mask)
         layout = _Layout()
         for root in forest(spans, ids) if share_prompt else [Node(s.start, 0, s.stop - s.start, (s,)) for s in spans]:
