@@ -19,7 +19,7 @@ import sys
 import tempfile
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from cases.arguments import at_least, checked, parser, python
 from common import Peaks, Spread, child, header

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from cases.arguments import add_set, at_least, checked, overrides, parser, words
 from common import Peaks, Spread, by_turns, header, rate_share, ratio
