@@ -156,8 +156,8 @@ def test_dry_run_of_the_embedded_case_prints_both_tables_and_loads_no_weights(mo
     def never(*args: object, **kwargs: object) -> None:
         raise AssertionError("a model was loaded")
 
-    for name in ("load_policy", "load_value_model", "load_reward_model"):
-        monkeypatch.setattr(build, name, never)
+    monkeypatch.setattr(build, "load_reward_model", never)
+    monkeypatch.setattr(build, "embedded", never)
     out = io.StringIO()
     monkeypatch.setattr("sys.stdout", out)
     file = Path(__file__).resolve().parents[2] / "examples" / "ppo" / "quickstart.yaml"
