@@ -193,7 +193,7 @@ future.result()
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda s: s.name)
 def test_a_controller_that_is_ended_leaves_no_process(sign: signal.Signals) -> None:
-    """Neither its worker nor a process of the Ray that it started (after a SIGKILL, Ray's agents see it in a minute)."""
+    """Neither its worker nor a process of the Ray that it started (whose agents see a SIGKILL in a minute)."""
     process = subprocess.Popen(
         [sys.executable, "-c", CONTROLLER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
