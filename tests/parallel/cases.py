@@ -28,7 +28,7 @@ LAYOUTS = {
     "fsdp4": Layout(dp=4, fsdp=4),
     "hsdp": Layout(dp=4, fsdp=2),
 }
-STAGES = (("fsdp4",), ("hsdp",), ("dp4",), ("dp2", "fsdp2"), ("one",))
+STAGES = (("fsdp4",), ("hsdp",), ("dp4",), ("dp2", "fsdp2"))
 """Layouts that run at the same time, on as many of four processes each as they need."""
 OWNERS = {1: (0,), 2: (0, 0, 0, 1), 4: (0, 0, 1, 0, 2)}
 """Data rank of sequence i, again from the start where the list ends: uneven, and the last of four has none."""

@@ -1,7 +1,7 @@
 """Four processes that train the cases in every layout: `python -m tests.parallel.ranks FOLDER`.
 
 FOLDER holds the models `tied` and `untied`; each rank of each layout leaves LAYOUT-RANK.pt there. Everything is
-imported once, before the processes part.
+imported once, and the world of one runs, before the processes part.
 """
 
 from __future__ import annotations
@@ -93,26 +93,27 @@ def after(
 
 
 def run_rank(process: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    logprobs._CHUNK_ELEMENTS = 1500  # a few states a chunk, so that heads are computed again in backward
     for stage, names in enumerate(STAGES):
         first = 0
         for name in names:
             layout = LAYOUTS[name]
             rank, first = process - first, first + layout.world
             if 0 <= rank < layout.world:
-                mesh = SINGLE
-                if layout.world > 1:
-                    store = dist.FileStore(str(folder / f"store-{stage}-{name}"), layout.world)
-                    dist.init_process_group("gloo", store=store, rank=rank, world_size=layout.world, timeout=PATIENCE)
-                    mesh = Mesh.of(layout)
-                seen = {s: train(subject, f"{name}-{s}", folder, mesh) for s, subject in SUBJECTS.items()}
-                torch.save(seen, folder / f"{name}-{rank}.pt")
-                if layout.world > 1:
-                    dist.destroy_process_group()
+                store = dist.FileStore(str(folder / f"store-{stage}-{name}"), layout.world)
+                dist.init_process_group("gloo", store=store, rank=rank, world_size=layout.world, timeout=PATIENCE)
+                train_all(name, folder, Mesh.of(layout))
+                dist.destroy_process_group()
+
+
+def train_all(name: str, folder: Path, mesh: Mesh) -> None:
+    seen = {s: train(subject, f"{name}-{s}", folder, mesh) for s, subject in SUBJECTS.items()}
+    torch.save(seen, folder / f"{name}-{mesh.rank}.pt")
 
 
 def main(folder: Path) -> int:
+    torch.set_num_threads(1)
+    logprobs._CHUNK_ELEMENTS = 1500  # a few states a chunk, so that heads are computed again in backward
+    train_all("one", folder, SINGLE)
     context = multiprocessing.get_context("fork")
     ranks = [context.Process(target=run_rank, args=(rank, folder), daemon=True) for rank in range(4)]
     for rank in ranks:

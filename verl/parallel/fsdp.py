@@ -1,8 +1,8 @@
 """Fully sharded data parallelism (FSDP2, `torch.distributed.fsdp.fully_shard`) of a model.
 
 A rank keeps its part of each fp32 parameter, of its gradient and of its moments; the parameter is the optimizer's
-master. A layer's weights are gathered in the dtype that computes just before the layer runs, and its gradients are added
-up in fp32 over the ranks just after: added, not averaged, since losses here are divided by counts of all ranks.
+master. A layer's weights are gathered in the dtype that computes just before the layer runs, and its gradients are
+added up in fp32 over the ranks just after: added, not averaged, since losses here are divided by counts of all ranks.
 """
 
 from __future__ import annotations
