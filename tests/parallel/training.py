@@ -25,8 +25,9 @@ STEPS = 5
 
 @dataclass
 class Seen:
-    """columns: of each micro-batch before any step, [3, T]: log-probs, entropies, sums of squares. Whole tensors by name are
-    on the first process only."""
+    """columns: of each micro-batch before any step, [3, T]: log-probs, entropies, sums of squares. Whole tensors by
+    name are on the first process only.
+    """
 
     losses: list[float] = field(default_factory=list)
     columns: list[Tensor] = field(default_factory=list)
@@ -46,9 +47,10 @@ def trained(
     *,
     fp32_head: bool = False,
     recompute: bool = False,
+    dtype: torch.dtype = torch.float32,
 ) -> Seen:
     cfg = ModelConfig(dtype="float32", implementation="native", fp32_head=fp32_head)
-    policy = native_policy(model.source, model.config, cfg, tp=tp, pp=pp)
+    policy = native_policy(model.source, model.config, cfg, tp=tp, pp=pp).to(dtype)
     if recompute:
         policy.recompute_layers()
     adam = torch.optim.AdamW(policy.parameters(), lr=1e-3, eps=1e-4, weight_decay=0.1)
@@ -69,7 +71,7 @@ def trained(
 
         seen.losses.append(sum(map(float, _gradients(policy, pp, packed, forward))))
         if pp is not None and model.config.tied and policy.decoder.stage.embeds(tied=True):
-            Pipeline(pp, torch.float32, "cpu").sum_ends(policy.decoder.embed_tokens.weight.grad)
+            Pipeline(pp, dtype, "cpu").sum_ends(policy.decoder.embed_tokens.weight.grad)
         if step == 0:
             grads = {name: p.grad.clone() for name, p in policy.named_parameters()}
             seen.grads, seen.norm = whole_tensors(policy, grads), _norm(policy, grads)
@@ -82,7 +84,7 @@ def trained(
 def _gradients(policy: Policy, pp: PipelineParallel | None, packed: list[PackedInput], forward) -> list[Tensor]:
     if pp is not None:
         shapes = [(len(p.token_ids), policy.decoder.config.hidden_size) for p in packed]
-        return Pipeline(pp, torch.float32, "cpu").forward_backward(shapes, forward)
+        return Pipeline(pp, next(policy.parameters()).dtype, "cpu").forward_backward(shapes, forward)
     losses = []
     for i in range(len(packed)):
         losses.append(forward(i, None))

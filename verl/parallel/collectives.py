@@ -39,9 +39,9 @@ def gather_columns(x: Tensor, width: int, total: int, axis: Axis) -> Tensor:
     """[..., total] from parts [..., width] that follow each other by rank; the last may be narrower. No gradient."""
     part = x.new_zeros(*x.shape[:-1], width)
     part[..., : x.shape[-1]] = x
-    parts = x.new_empty(axis.size, *part.shape)
-    dist.all_gather_into_tensor(parts, part, group=axis.group)
-    return parts.movedim(0, -2).flatten(-2)[..., :total]
+    parts = x.new_empty(axis.size * part.numel())
+    dist.all_gather_into_tensor(parts, part.flatten(), group=axis.group)
+    return parts.view(axis.size, *part.shape).movedim(0, -2).flatten(-2)[..., :total]
 
 
 class _Copy(torch.autograd.Function):
