@@ -79,6 +79,10 @@ SUBJECTS = {
     "actor_bf16": Subject("actor", "tied", "native", dtype="bfloat16"),
 }
 
+FEW = ("one", "fsdp2", "fsdp4")
+CASES = [(x, s) for x in LAYOUTS for s in SUBJECTS if x in FEW or s not in ("actor_checkpointed", "actor_bf16")]
+"""(layout, subject): the four of role and implementation in every layout, the rest where weights are gathered."""
+
 
 def whole_batch() -> Batch:
     """Sequences of many lengths with what a loss reads drawn at random, off the policy of now."""

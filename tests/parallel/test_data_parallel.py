@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.parallel.cases import LAYOUTS, STEPS, SUBJECTS
+from tests.parallel.cases import CASES, LAYOUTS, STEPS, SUBJECTS
 from tests.tiny import make_model
 from verl.config.models import ModelConfig
 from verl.engines.train.memory import KINDS
@@ -20,9 +20,9 @@ from verl.models.load import load_policy
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
-SEVERAL = [name for name, layout in LAYOUTS.items() if layout.world > 1]
-SHARDED = [name for name, layout in LAYOUTS.items() if layout.fsdp > 1]
-FP32 = [name for name, subject in SUBJECTS.items() if subject.dtype == "float32"]
+FP32 = [(layout, subject) for layout, subject in CASES if SUBJECTS[subject].dtype == "float32"]
+SEVERAL = [(layout, subject) for layout, subject in FP32 if LAYOUTS[layout].world > 1]
+EXPORTS = [(layout, subject) for layout, subject in FP32 if SUBJECTS[subject].role == "actor"]
 
 Seen = dict[str, list[dict[str, Any]]]
 """Layout to what each of its ranks saw, by subject."""
@@ -50,8 +50,7 @@ def apart(got: torch.Tensor, want: torch.Tensor) -> float:
     return float((got.double() - want.double()).norm() / (want.double().norm() + 1e-12))
 
 
-@pytest.mark.parametrize("subject", FP32)
-@pytest.mark.parametrize("layout", SEVERAL)
+@pytest.mark.parametrize(("layout", "subject"), SEVERAL)
 def test_training_is_that_of_one_process(seen: Seen, layout: str, subject: str) -> None:
     ranks, (one,) = [r[subject] for r in seen[layout]], [r[subject] for r in seen["one"]]
     counts = [len(r["index"]) for r in ranks]
@@ -71,8 +70,7 @@ def test_training_is_that_of_one_process(seen: Seen, layout: str, subject: str) 
         assert rank["weights"].keys() == one["weights"].keys()
 
 
-@pytest.mark.parametrize("subject", FP32)
-@pytest.mark.parametrize("layout", SEVERAL)
+@pytest.mark.parametrize(("layout", "subject"), SEVERAL)
 def test_scores_are_those_of_one_process(seen: Seen, layout: str, subject: str) -> None:
     (one,) = [r[subject]["scores"] for r in seen["one"]]
     for rank in (r[subject] for r in seen[layout]):
@@ -87,8 +85,7 @@ def test_the_update_moved_the_weights(seen: Seen, folder: Path) -> None:
     assert min(apart(after[name], p.detach()) for name, p in before.items()) > 1e-3
 
 
-@pytest.mark.parametrize("subject", SUBJECTS)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("layout", "subject"), CASES)
 def test_a_checkpoint_goes_on_bit_for_bit_and_infinity_is_skipped_by_all(seen: Seen, layout: str, subject: str) -> None:
     for number, rank in enumerate(r[subject] for r in seen[layout]):
         assert rank["resumed"]
@@ -96,8 +93,7 @@ def test_a_checkpoint_goes_on_bit_for_bit_and_infinity_is_skipped_by_all(seen: S
         assert bool(rank["state"]) == (number == 0)
 
 
-@pytest.mark.parametrize("subject", FP32)
-@pytest.mark.parametrize("layout", SEVERAL)
+@pytest.mark.parametrize(("layout", "subject"), SEVERAL)
 def test_a_checkpoint_is_the_same_from_any_layout(seen: Seen, layout: str, subject: str) -> None:
     got, want = (seen[n][0][subject]["state"]["optimizer"] for n in (layout, "one"))
     assert got["steps"] == want["steps"] == STEPS
@@ -107,8 +103,7 @@ def test_a_checkpoint_is_the_same_from_any_layout(seen: Seen, layout: str, subje
         assert max(apart(got[kind][n], want[kind][n]) for n in want[kind]) < 5e-5, kind
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("subject", ["actor", "actor_checkpointed", "actor_transformers"])
+@pytest.mark.parametrize(("layout", "subject"), EXPORTS)
 def test_an_export_holds_the_whole_model(seen: Seen, folder: Path, layout: str, subject: str) -> None:
     saved = folder / f"{layout}-{subject}-export"
     cfg = ModelConfig(dtype="float32", implementation=SUBJECTS[subject].implementation)
@@ -121,7 +116,7 @@ def test_an_export_holds_the_whole_model(seen: Seen, folder: Path, layout: str, 
 def test_bf16_trains_alike(seen: Seen) -> None:
     """Products round as in one process; what differs is the order of sums, and which of them are of bf16 numbers."""
     (one,) = [r["actor_bf16"] for r in seen["one"]]
-    for layout in SEVERAL:
+    for layout in ("fsdp2", "fsdp4"):
         for rank in (r["actor_bf16"] for r in seen[layout]):
             assert all(apart(rank["grads"][n], want) < 0.03 for n, want in one["grads"].items())
     masters = [seen[n][0]["actor_bf16"]["state"]["optimizer"]["master"] for n in ("fsdp4", "one")]
@@ -133,7 +128,7 @@ def test_memory_of_a_rank(seen: Seen, subject: str) -> None:
     """Parameters, gradients and optimizer: at most 27 % of one process's on 4 ranks, 60 % on 2."""
     (one,) = [sum(r[subject]["bytes"].values()) for r in seen["one"]]
     rows = [f"{'layout':8}{'rank':>5}" + "".join(f"{kind:>11}" for kind in KINDS) + f"{'share':>8}"]
-    for layout in LAYOUTS:
+    for layout in [x for x, s in CASES if s == subject]:
         for number, rank in enumerate(r[subject]["bytes"] for r in seen[layout]):
             share = sum(rank.values()) / one
             rows.append(f"{layout:8}{number:>5}" + "".join(f"{rank[k]:>11,}" for k in KINDS) + f"{share:>8.1%}")
@@ -143,6 +138,6 @@ def test_memory_of_a_rank(seen: Seen, subject: str) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_kernels_never_see_a_part(seen: Seen, layout: str) -> None:
-    for rank in (r["actor_bf16"] for r in seen[layout]):
-        assert rank["kernels_take"] == {layout not in SHARDED}
-        assert rank["cut"] == {layout in SHARDED}
+    for rank in (r["actor"] for r in seen[layout]):
+        assert rank["cut"] == {LAYOUTS[layout].fsdp > 1}
+        assert rank["kernels_take"] == {LAYOUTS[layout].fsdp == 1}

@@ -6,13 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 
 def is_cut(x: Tensor) -> bool:
     """Whether ranks hold parts of x."""
     return isinstance(x, DTensor)
+
+
+def has_parts(module: object) -> bool:
+    """Whether this rank holds only parts of a module's parameters."""
+    return isinstance(module, nn.Module) and any(is_cut(p) for p in module.parameters())
 
 
 @torch.no_grad()

@@ -123,10 +123,10 @@ def attach(backend: str, policy: Any, cfg: RolloutConfig, **options: Any) -> Eng
 
     RolloutError: this rank holds only parts of them.
     """
-    from verl.parallel.parts import is_cut
+    from verl.parallel.parts import has_parts
 
     entry = BACKENDS[backend]
-    if any(is_cut(p) for p in policy.parameters()):
+    if has_parts(policy):
         raise RolloutError("the policy is sharded over ranks (fsdp above 1); generation needs whole weights of its own")
     if backend != "vllm":
         _check_used(cfg)
