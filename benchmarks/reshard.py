@@ -1,15 +1,15 @@
 """Resharding, four ways: {all-gather, planned} x {consecutive, strided groups}: bytes, memory and seconds of a rank.
 
 Processes on this machine move the weights of a decoder from a training layout to a generation layout, the four ways by
-turns in the same processes; before the first turn each way's values are checked. --plan_only makes the plan alone, which
-needs neither the memory nor the ranks.
+turns in the same processes; a first turn, which does not count, checks the values of each way. --plan_only makes the
+plan alone, which needs neither the memory nor the ranks.
 
     python benchmarks/reshard.py                          # 135M, tp 4 to 2: four processes over gloo
     python benchmarks/reshard.py --tp 2 --pp 2 --gen_tp 1
     python benchmarks/reshard.py --dp 4 --fsdp 4 --tp 1 --gen_tp 2
     python benchmarks/reshard.py --plan_only --model 8b --dp 8 --fsdp 8 --tp 8 --gen_tp 2
 
-As it is: about a minute on 2 cores.
+As it is: half a minute on 2 cores.
 """
 
 from __future__ import annotations
@@ -79,8 +79,9 @@ def main() -> int:
     train, generation = setting.train, setting.generation
     print(
         f"model     {args.model}: {len(setting.parameters)} tensors, {setting.nbytes / _MEGA:,.1f} MB in {args.dtype}\n"
-        f"layouts   training dp {train.dp} (fsdp {train.fsdp}) x pp {train.pp} x tp {train.tp}, generation dp "
-        f"{generation.dp} x pp {generation.pp} x tp {generation.tp}; {train.world} ranks, buckets of {args.bucket_mb} MiB"
+        f"layouts   training dp {train.dp} (fsdp {train.fsdp}) x pp {train.pp} x tp {train.tp}, "
+        f"generation dp {generation.dp} x pp {generation.pp} x tp {generation.tp}; {train.world} ranks, "
+        f"buckets of {args.bucket_mb} MiB"
     )
     print("\n".join(lines))
     return 0
@@ -126,9 +127,8 @@ def _setting(args: argparse.Namespace) -> Setting:
 def measure(setting: Setting) -> list[dict[str, Any]]:
     """What each rank saw: per side its seconds (a list) and its traffic."""
     with tempfile.TemporaryDirectory() as folder:
-        context = mp.get_context("forkserver" if setting.device == "cpu" else "spawn")
-        if setting.device == "cpu":
-            context.set_forkserver_preload(["verl.weights.gather"])  # one import of torch for all ranks
+        context = mp.get_context("forkserver")
+        context.set_forkserver_preload(["verl.weights.gather"])  # one import of torch for all ranks
         ranks = [context.Process(target=run_rank, args=(n, folder, setting)) for n in range(setting.train.world)]
         for rank in ranks:
             rank.start()
@@ -227,13 +227,13 @@ def _report(setting: Setting, ranks: list[dict[str, Any]]) -> list[str]:
         cells = f"{min(received):>9.1f}{max(received):>9.1f}{share:>8.2f}{peak:>12.1f}"
         lines.append(f"{side:24}{cells}{'':5}{Spread.of(slowest).cells()}")
     held, used = setting.train.tp * setting.train.pp * setting.train.fsdp, setting.generation.tp * setting.generation.pp
-    formula = setting.nbytes / _MEGA
-    lines.append(
-        f"formulas  all-gather M (n - 1) / n = {formula * (held - 1) / held:,.1f} MB, planned strided M (n - g) / (g n) = "
-        f"{formula * max(0, held - used) / held / used:,.1f} MB, generation M / g = {formula / used:,.1f} MB "
-        f"(n = {held}, g = {used}, all parameters cut)"
-    )
-    return lines
+    total = setting.nbytes / _MEGA
+    gathered, planned = total * (held - 1) / held, total * max(0, held - used) / held / used
+    return [
+        *lines,
+        f"formulas  all-gather M (n - 1) / n = {gathered:,.1f} MB, planned strided M (n - g) / (g n) = {planned:,.1f},",
+        f"          generation M / g = {total / used:,.1f} (n = {held}, g = {used}, all parameters cut evenly)",
+    ]
 
 
 def _plan_line(setting: Setting, groups: Groups) -> str:
@@ -248,7 +248,9 @@ def _plan_line(setting: Setting, groups: Groups) -> str:
     for transfer in transfers:
         if transfer.src != transfer.dst:
             received[transfer.dst] += transfer.numel * ITEM[setting.dtype]
-    seconds = f"shards {made - start:.2f}, plan {planned - made:.2f}, all of it with one rank's route {routed - planned:.2f} s"
+    seconds = (
+        f"shards {made - start:.2f}, plan {planned - made:.2f}, both and one rank's route {routed - planned:.2f} s"
+    )
     return (
         f"{groups:12} {len(src):,} to {len(dst):,} shards, {len(transfers):,} transfers, {len(route.rounds)} rounds; "
         f"received {min(received) / _MEGA:,.1f} to {max(received) / _MEGA:,.1f} MB a rank; {seconds}"

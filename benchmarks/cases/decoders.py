@@ -19,7 +19,7 @@ class Decoder:
     tied: bool
 
     def parameters(self) -> tuple[Parameter, ...]:
-        """In the order of a checkpoint. The head and the last norm are of the last layer's stage, the embedding of the first."""
+        """In the order of a checkpoint. The embedding is of the first layer's stage, norm and head of the last's."""
         last = self.layers - 1
         out = [Parameter("embed_tokens", (self.vocab, self.width), 0, (0, last) if self.tied else (0,))]
         for i in range(self.layers):

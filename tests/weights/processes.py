@@ -1,4 +1,4 @@
-"""What each of eight processes does in the tests of transport: several layouts, one start. Imports little on purpose."""
+"""What each of eight processes does in the tests of transport: several layouts, one start, few imports."""
 
 from __future__ import annotations
 

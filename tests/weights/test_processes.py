@@ -1,4 +1,4 @@
-"""Transport and the all-gather arm in eight processes over gloo: values, bytes, memory, and a rank that does not come."""
+"""Transport and the all-gather arm in eight processes over gloo: values, bytes, memory, a rank that does not come."""
 
 import json
 import multiprocessing as mp

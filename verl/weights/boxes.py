@@ -62,7 +62,7 @@ def slices(box: Box, origin: Box) -> tuple[slice, ...]:
 
 
 def pieces(box: Box, most: int) -> Iterator[Box]:
-    """Parts of at most `most` elements (1 or more), in the order of memory; each lies in one piece where the box does."""
+    """Parts of at most `most` elements (1 or more), in the order of memory; contiguous where the box is."""
     size = numel(box)
     if size <= most:
         yield box

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from math import prod
 
 import torch
@@ -88,7 +89,7 @@ class AllGather:
 
     def _gathered(self, parameter: Parameter, have: Mapping[str, Tensor]) -> Tensor:
         stages, axes = self._stages[parameter.name], self._axes(parameter)
-        # A stage that has the parameter too, but is not the one that sends it (a tied embedding), gets it like the others.
+        # Another stage that has it too (a tied embedding) gets it like those that have not.
         here = self.coord.pp == min(stages) or len(stages) == self.train.pp
         if here and axes:
             full = self._all_gather(parameter, axes, have)
@@ -169,6 +170,4 @@ class AllGather:
 
 def _stacked(boxes: Sequence[Box]) -> bool:
     """Whether these boxes of one size, one after the other, are the tensor itself: cut along dimension 0 alone."""
-    return all(
-        before[0][1] == box[0][0] and before[1:] == box[1:] for before, box in zip(boxes, boxes[1:], strict=False)
-    )
+    return all(before[0][1] == box[0][0] and before[1:] == box[1:] for before, box in pairwise(boxes))

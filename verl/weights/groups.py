@@ -52,8 +52,8 @@ def _coarser(at: int, train: int, generation: int, axis: str) -> tuple[int, int,
     """(place on the generating axis, place among those that fall together there, how many do)."""
     if train % generation and generation % train:
         raise WeightsError(
-            f"generation layout: {axis} {generation} neither divides nor is a multiple of the {train} parts of training; "
-            "choose one that does, or consecutive groups"
+            f"generation layout: {axis} {generation} neither divides nor is a multiple of the {train} parts of "
+            "training; choose one that does, or consecutive groups"
         )
     together = max(1, train // generation)
     return at // together, at % together, together

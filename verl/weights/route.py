@@ -1,4 +1,4 @@
-"""One rank's part of a plan: what it keeps, and rounds of messages of a bounded size. Pure; every rank makes its own."""
+"""One rank's part of a plan: what it keeps, and rounds of messages of a bounded size. Pure."""
 
 from __future__ import annotations
 
@@ -117,8 +117,8 @@ def _rounds(rank: int, transfers: Sequence[Transfer], itemsize: Mapping[str, int
 
 
 def _in_turn(transfers: Sequence[Transfer]) -> list[Transfer]:
-    """Transfers between ranks, in an order that has all senders at work: the first parameter of every pipeline stage, then
-    the second of each, and so on. Rank by rank, each would wait for the one before it.
+    """Transfers between ranks, in an order that has all senders at work: the first parameter of every pipeline stage,
+    then the second of each, and so on. Rank by rank, each would wait for the one before it.
     """
     moved = [t for t in transfers if t.src != t.dst]
     lowest: dict[str, int] = {}
@@ -148,7 +148,7 @@ class _Fill:
 
 
 def _round(rank: int, pairs: Mapping[tuple[int, int], list[Piece]], itemsize: Mapping[str, int]) -> Round:
-    sends, receives = [], []
+    sends, receives = list[Message](), list[Message]()
     for (src, dst), parts in sorted(pairs.items()):
         # Wide elements first, so that each piece begins at a multiple of its own element size.
         parts = sorted(parts, key=lambda part: -itemsize[part.name])

@@ -1,8 +1,8 @@
 """Who holds what: from parameters and a layout to shards. Pure; knows no process and no torch.
 
 Three cuts, in this order: pipeline stages take whole layers, tensor parallelism cuts the dimension that a parameter
-names, FSDP cuts dimension 0 of what is left. A dimension is cut as torch.distributed.tensor does (`Shard(dim)`): pieces of
-ceil(size / parts), so that the last ones may be smaller, or empty.
+names, FSDP cuts dimension 0 of what is left. A dimension is cut as torch.distributed.tensor does (`Shard(dim)`): pieces
+of ceil(size / parts), so that the last ones may be smaller, or empty.
 """
 
 from __future__ import annotations

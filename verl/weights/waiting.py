@@ -13,7 +13,7 @@ _POLL_SECONDS = 0.0005
 
 
 class Deadline:
-    """A point in time that several waits share. seconds: from now; on_device: whether the work runs on an accelerator."""
+    """A point in time that several waits share. seconds: from now; on_device: the work runs on an accelerator."""
 
     def __init__(self, seconds: float, on_device: bool = False):
         self.seconds, self.on_device = seconds, on_device
