@@ -13,7 +13,7 @@ from verl.weights.boxes import Box, extents, numel, pieces
 from verl.weights.plan import Shard, Transfer
 
 MIB = 1 << 20
-BUCKET_BYTES = 64 * MIB
+BUCKET_BYTES = 16 * MIB
 
 
 @dataclass(frozen=True)
