@@ -133,7 +133,7 @@ def _implied(user: Mapping[str, Any]) -> Tree:
     if not isinstance(section, Mapping):
         return {}
     nproc = section.get("nproc", 1)
-    several = isinstance(nproc, int) and nproc > 1
+    several = (isinstance(nproc, int) and nproc > 1) or section.get("placement", "colocated") != "colocated"
     return {"parallel": {"executor": "ray"}} if several or section.get("address") is not None else {}
 
 
