@@ -27,8 +27,18 @@ LAYOUTS = {
     "fsdp2": Layout(dp=2, fsdp=2),
     "fsdp4": Layout(dp=4, fsdp=4),
     "hsdp": Layout(dp=4, fsdp=2),
+    "tp2": Layout(tp=2),
+    "pp2": Layout(pp=2),
+    "dp2tp2": Layout(dp=2, tp=2),
+    "fsdp2tp2": Layout(dp=2, tp=2, fsdp=2),
+    "pp2tp2": Layout(pp=2, tp=2),
+    "fsdp2pp2": Layout(dp=2, pp=2, fsdp=2),
 }
-STAGES = (("fsdp4",), ("hsdp",), ("dp4",), ("dp2", "fsdp2"))
+STAGES = (
+    *((x,) for x in LAYOUTS if LAYOUTS[x].world == 4),
+    ("dp2", "fsdp2"),
+    ("tp2", "pp2"),
+)
 """Layouts that run at the same time, on as many of four processes each as they need."""
 OWNERS = {1: (0,), 2: (0, 0, 0, 1), 4: (0, 0, 1, 0, 2)}
 """Data rank of sequence i, again from the start where the list ends: uneven, and the last of four has none."""
@@ -63,10 +73,11 @@ class Subject:
     def worker(self, folder: Path, mesh: Mesh) -> Any:
         cfg = self.config()
         if self.role == "actor":
-            policy = load_policy(folder / self.model, cfg.model)
+            policy = load_policy(folder / self.model, cfg.model, "cpu", mesh.tensor(), mesh.pipeline())
             return ActorWorker(policy, cfg, Algorithm(cfg), "cpu", STEPS, mesh)
-        model = load_value_model(folder / self.model, cfg.model)
-        torch.nn.init.normal_(model.score.weight, std=0.2, generator=torch.Generator().manual_seed(3))
+        model = load_value_model(folder / self.model, cfg.model, "cpu", 0, mesh.tensor(), mesh.pipeline())
+        if hasattr(model, "score"):  # in the last stage
+            torch.nn.init.normal_(model.score.weight, std=0.2, generator=torch.Generator().manual_seed(3))
         return CriticWorker(model, cfg, "cpu", STEPS, mesh)
 
 
@@ -79,9 +90,16 @@ SUBJECTS = {
     "actor_bf16": Subject("actor", "tied", "native", dtype="bfloat16"),
 }
 
-FEW = ("one", "fsdp2", "fsdp4")
-CASES = [(x, s) for x in LAYOUTS for s in SUBJECTS if x in FEW or s not in ("actor_checkpointed", "actor_bf16")]
-"""(layout, subject): the four of role and implementation in every layout, the rest where weights are gathered."""
+DATA = [x for x in LAYOUTS if LAYOUTS[x].tp == LAYOUTS[x].pp == 1]
+"""Layouts of the data axis alone, in which any model trains."""
+CUT = [x for x in LAYOUTS if x not in DATA]
+SUBJECTS_OF = {
+    **dict.fromkeys(DATA, ("actor", "actor_transformers", "critic", "critic_transformers")),
+    **dict.fromkeys(("one", "fsdp2", "fsdp4"), tuple(SUBJECTS)),
+    **dict.fromkeys(CUT, ("actor", "actor_checkpointed", "critic")),
+}
+CASES = [(x, s) for x in LAYOUTS for s in SUBJECTS_OF[x]]
+"""(layout, subject)."""
 
 
 def whole_batch() -> Batch:

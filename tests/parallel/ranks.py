@@ -18,12 +18,14 @@ import torch
 import torch.distributed as dist
 
 from tests.parallel.cases import CASES, LAYOUTS, STAGES, SUBJECTS, Subject, mine, plans, whole_batch
+from verl.controller.dispatch import THREE_D
 from verl.core.batch import Batch
 from verl.engines.train.memory import state_bytes
 from verl.models import logprobs
 from verl.models.kernels import Kernels
 from verl.parallel.mesh import SINGLE, Mesh
-from verl.parallel.parts import cut_like, is_cut, whole
+from verl.parallel.parts import gathered, is_cut, part
+from verl.weights.boxes import Box
 
 PATIENCE = timedelta(seconds=60)
 
@@ -44,8 +46,8 @@ def train(subject: Subject, name: str, folder: Path, mesh: Mesh) -> dict[str, An
 
     def watched(scale: float) -> None:
         if not seen["steps"]:
-            pairs = zip(optimizer.names, optimizer.params, optimizer.masters, strict=True)
-            seen["grads"] = {n: whole(cut_like(m.grad, p)).clone() for n, p, m in pairs}
+            pairs = zip(optimizer.names, optimizer.params, optimizer.grads, strict=True)
+            seen["grads"] = {n: (worker.engine.holding.box(n, p), g.clone()) for n, p, g in pairs}
         step(scale)
 
     optimizer.step = watched
@@ -56,15 +58,21 @@ def train(subject: Subject, name: str, folder: Path, mesh: Mesh) -> dict[str, An
             worker.engine._moved(torch.clone)
             worker.engine.place("device")
         seen["steps"].append(update(local, plan=plan).values_by_name())
-    seen["weights"] = gathered_weights(worker.engine)
+    seen["answers"] = THREE_D.answers(mesh.coord, mesh.layout)
+    seen["weights"] = held_weights(worker.engine)
     seen["bytes"] = state_bytes(worker.engine)
     seen["cut"] = {is_cut(p) for p in worker.engine.module.parameters()}
     after(subject, worker, local, plans(subject, batch, index)[0], folder / f"{name}-export", mesh, seen)
     return seen
 
 
-def gathered_weights(engine: Any) -> dict[str, torch.Tensor]:
-    return {n: whole(p.detach()).clone() for n, p in engine.module.named_parameters()}
+def held_weights(engine: Any) -> dict[str, tuple[Box, torch.Tensor]]:
+    """By name where this rank's part lies in the whole, and the part."""
+    return {n: (engine.holding.box(n, p), part(p).detach().clone()) for n, p in engine.module.named_parameters()}
+
+
+def same(a: dict[str, tuple[Box, torch.Tensor]], b: dict[str, tuple[Box, torch.Tensor]]) -> bool:
+    return all(torch.equal(a[n][1], b[n][1]) for n in a)
 
 
 def after(
@@ -75,21 +83,25 @@ def after(
     seen["state"] = copy.deepcopy(state[0])  # a world of one answers with what it trains on
     if subject.role == "actor" and subject.dtype == "float32":
         worker.export(str(folder))
-    if mesh.axes is not None:
+    if mesh.axes is not None and mesh.layout.tp == mesh.layout.pp == 1:
         dist.broadcast_object_list(state)
     other = subject.worker(folder.parent, mesh)
-    other.load_state_dict(state[0])
+    other.load_state_dict(state[0] if mesh.layout.tp == mesh.layout.pp == 1 else cut_state(worker.engine))
     update = "update_actor" if subject.role == "actor" else "update_critic"
     for one in (worker, other):
         getattr(one, update)(local, plan=plan)
-    pair = [gathered_weights(one.engine) for one in (worker, other)]
-    seen["resumed"] = all(torch.equal(pair[0][n], pair[1][n]) for n in pair[0])
+    pair = [held_weights(one.engine) for one in (worker, other)]
+    seen["resumed"] = same(*pair)
     if mesh.coord.dp == mesh.layout.dp - 1:
         next(g for g in reversed(worker.engine.optimizer.grads) if g.numel()).flatten()[0] = float("inf")
     worker.engine.optim_step()
-    unchanged = gathered_weights(worker.engine)
-    seen["skipped"] = worker.engine.skipped_steps, all(torch.equal(pair[0][n], unchanged[n]) for n in unchanged)
+    seen["skipped"] = worker.engine.skipped_steps, same(pair[0], held_weights(worker.engine))
     seen["kernels_take"] = {Kernels.takes(Any, p.detach().bfloat16()) for p in worker.engine.module.parameters()}
+
+
+def cut_state(engine: Any) -> dict[str, Any]:
+    """What a stage or tensor rank gets back: its parts, whole over the data axis."""
+    return gathered({"optimizer": engine.optimizer.state_dict(), "skipped_steps": engine.skipped_steps}, True)
 
 
 def run_rank(process: int, folder: Path) -> None:

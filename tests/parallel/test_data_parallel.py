@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from tests.parallel.cases import CASES, LAYOUTS, STEPS, SUBJECTS
+from tests.parallel.cases import CASES, CUT, DATA, LAYOUTS, STEPS, SUBJECTS
 from tests.tiny import make_model
 from verl.config.models import ModelConfig
 from verl.engines.train.memory import KINDS
 from verl.models.load import load_policy
+from verl.weights.boxes import Box, slices, whole
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,24 +51,33 @@ def apart(got: torch.Tensor, want: torch.Tensor) -> float:
     return float((got.double() - want.double()).norm() / (want.double().norm() + 1e-12))
 
 
+def covered(tensor: torch.Tensor, boxes: list[Box]) -> bool:
+    """Whether the boxes have every element of the tensor."""
+    seen = torch.zeros(tensor.shape, dtype=torch.bool)
+    for box in boxes:
+        seen[slices(box, whole(tensor.shape))] = True
+    return bool(seen.all())
+
+
 @pytest.mark.parametrize(("layout", "subject"), SEVERAL)
 def test_training_is_that_of_one_process(seen: Seen, layout: str, subject: str) -> None:
     ranks, (one,) = [r[subject] for r in seen[layout]], [r[subject] for r in seen["one"]]
     counts = [len(r["index"]) for r in ranks]
-    assert len(set(counts)) > 1 and (len(ranks) < 4 or counts[-1] == 0)
+    assert LAYOUTS[layout].dp == 1 or (len(set(counts)) > 1 and (LAYOUTS[layout].dp < 4 or counts[-1] == 0))
     role = SUBJECTS[subject].role
     for number in range(STEPS):
         want = one["steps"][number]
-        loss = sum(r["steps"][number].get(f"{role}/loss", 0.0) for r in ranks)
+        loss = sum(r["steps"][number].get(f"{role}/loss", 0.0) for r in ranks if r["answers"])
         assert loss == pytest.approx(want[f"{role}/loss"], rel=1e-5, abs=1e-6)
         norms = {r["steps"][number][f"{role}/grad_norm"] for r in ranks}
         assert len(norms) == 1 and norms.pop() == pytest.approx(want[f"{role}/grad_norm"], rel=1e-5)
-    for rank in ranks:
-        for name, want in one["grads"].items():
-            assert apart(rank["grads"][name], want) < 1e-5, (name, "gradient")
-        for name, want in one["weights"].items():
-            assert apart(rank["weights"][name], want) < 1e-5, (name, "weights")
-        assert rank["weights"].keys() == one["weights"].keys()
+    for kind in ("grads", "weights"):
+        for name, (_, want) in one[kind].items():
+            parts = [r[kind][name] for r in ranks if name in r[kind]]
+            assert covered(want, [box for box, _ in parts]), name
+            for box, got in parts:
+                error = (got.double() - want[slices(box, whole(want.shape))].double()).norm() / want.double().norm()
+                assert error < 1e-5, (name, kind)
 
 
 @pytest.mark.parametrize(("layout", "subject"), SEVERAL)
@@ -82,7 +92,7 @@ def test_scores_are_those_of_one_process(seen: Seen, layout: str, subject: str) 
 def test_the_update_moved_the_weights(seen: Seen, folder: Path) -> None:
     before = dict(load_policy(folder / "tied", ModelConfig(dtype="float32")).named_parameters())
     after = seen["one"][0]["actor"]["weights"]
-    assert min(apart(after[name], p.detach()) for name, p in before.items()) > 1e-3
+    assert min(apart(after[name][1], p.detach()) for name, p in before.items()) > 1e-3
 
 
 @pytest.mark.parametrize(("layout", "subject"), CASES)
@@ -90,10 +100,10 @@ def test_a_checkpoint_goes_on_bit_for_bit_and_infinity_is_skipped_by_all(seen: S
     for number, rank in enumerate(r[subject] for r in seen[layout]):
         assert rank["resumed"]
         assert rank["skipped"] == (1, True)
-        assert bool(rank["state"]) == (number == 0)
+        assert bool(rank["state"]) == (number == 0) or layout in CUT
 
 
-@pytest.mark.parametrize(("layout", "subject"), SEVERAL)
+@pytest.mark.parametrize(("layout", "subject"), [(x, s) for x, s in SEVERAL if x in DATA])
 def test_a_checkpoint_is_the_same_from_any_layout(seen: Seen, layout: str, subject: str) -> None:
     got, want = (seen[n][0][subject]["state"]["optimizer"] for n in (layout, "one"))
     assert got["steps"] == want["steps"] == STEPS
@@ -109,7 +119,8 @@ def test_an_export_holds_the_whole_model(seen: Seen, folder: Path, layout: str, 
     cfg = ModelConfig(dtype="float32", implementation=SUBJECTS[subject].implementation)
     policy = load_policy(saved, cfg)  # type: ignore[arg-type]
     for name, p in policy.named_parameters():
-        assert torch.equal(p, seen[layout][0][subject]["weights"][name])
+        parts = [r[subject]["weights"][name] for r in seen[layout] if name in r[subject]["weights"]]
+        assert all(torch.equal(got, p[slices(box, whole(p.shape))]) for box, got in parts)
     assert json.loads((saved / "config.json").read_text())["dtype"] == "float32"
 
 
@@ -118,7 +129,10 @@ def test_bf16_trains_alike(seen: Seen) -> None:
     (one,) = [r["actor_bf16"] for r in seen["one"]]
     for layout in ("fsdp2", "fsdp4"):
         for rank in (r["actor_bf16"] for r in seen[layout]):
-            assert all(apart(rank["grads"][n], want) < 0.03 for n, want in one["grads"].items())
+            for name, (_, want) in one["grads"].items():
+                box, got = rank["grads"][name]
+                error = (got.double() - want[slices(box, whole(want.shape))].double()).norm() / want.double().norm()
+                assert error < 0.03, name
     masters = [seen[n][0]["actor_bf16"]["state"]["optimizer"]["master"] for n in ("fsdp4", "one")]
     assert all(m.dtype == torch.float32 for part in masters for m in part.values())
 
@@ -128,7 +142,7 @@ def test_memory_of_a_rank(seen: Seen, subject: str) -> None:
     """Parameters, gradients and optimizer: at most 27 % of one process's on 4 ranks, 60 % on 2."""
     (one,) = [sum(r[subject]["bytes"].values()) for r in seen["one"]]
     rows = [f"{'layout':8}{'rank':>5}" + "".join(f"{kind:>11}" for kind in KINDS) + f"{'share':>8}"]
-    for layout in [x for x, s in CASES if s == subject]:
+    for layout in [x for x, s in CASES if s == subject and x in DATA]:
         for number, rank in enumerate(r[subject]["bytes"] for r in seen[layout]):
             share = sum(rank.values()) / one
             rows.append(f"{layout:8}{number:>5}" + "".join(f"{rank[k]:>11,}" for k in KINDS) + f"{share:>8.1%}")

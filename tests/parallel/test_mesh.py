@@ -42,10 +42,15 @@ class Twins(Mesh):
         return values * 2 if "tp" in dims else values
 
 
-def test_the_norm_counts_what_tensor_ranks_share_once() -> None:
+def test_the_norm_counts_what_is_owned_once() -> None:
     grads = [torch.full((3,), 2.0), torch.full((2, 2), 1.0), torch.empty(0)]
     mesh = Twins(layout=Layout(tp=2))
-    assert global_norm(grads, [False, True, False], mesh) == pytest.approx((12 + 2 * 4) ** 0.5)
-    assert global_norm(grads, [False] * 3, mesh) == pytest.approx(4.0) == global_norm(grads, [True] * 3, SINGLE)
+    assert global_norm(grads, [grads[1]], mesh) == pytest.approx((2 * 4) ** 0.5)
+    assert global_norm(grads, [grads[0][:1], grads[1][:, :1]], SINGLE) == pytest.approx((4 + 2) ** 0.5)
     assert global_norm([], [], SINGLE) == 0.0
-    assert math.isnan(global_norm([torch.tensor([1.0, float("nan")])], [True], SINGLE))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_others_count_must_be_finite_here(bad: float) -> None:
+    grads = [torch.tensor([1.0, bad])]
+    assert not math.isfinite(global_norm(grads, [grads[0][:1]], SINGLE))

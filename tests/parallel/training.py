@@ -16,7 +16,7 @@ from verl.models.gather import whole_tensors
 from verl.models.load import native_policy
 from verl.models.logprobs import token_scores
 from verl.models.packed import PackedInput
-from verl.models.policy import Policy, hidden_states
+from verl.models.policy import Policy, after, hidden_states
 from verl.parallel.axes import PipelineParallel, TensorParallel
 from verl.parallel.pipeline import Pipeline
 
@@ -61,7 +61,7 @@ def trained(
         def forward(i: int, hidden: Tensor | None, step: int = step) -> Tensor:
             if not policy.decoder.stage.last:
                 return hidden_states(policy.decoder, packed[i], hidden)
-            of = policy if hidden is None else policy.after(hidden)
+            of = after(policy, hidden)
             scores = token_scores(of, packed[i], 0.7, entropy=True, sum_pi_squared=True)
             assert scores.entropy is not None and scores.sum_pi_squared is not None
             if step == 0:

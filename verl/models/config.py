@@ -38,6 +38,11 @@ class DecoderConfig:
         """How many last positions, its own included, a token of `layer` attends to; None: all."""
         return self.windows[layer]
 
+    @property
+    def head_params(self) -> int:
+        """Of the output matrix, tied or not."""
+        return self.vocab_size * self.hidden_size
+
     def num_params(self, head: bool = True) -> int:
         """Number of parameters; `head` counts the output matrix where it is not tied to the embedding."""
         d, q, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim

@@ -24,10 +24,10 @@ def whole_tensors(policy: Policy, tensors: Mapping[str, Tensor]) -> dict[str, Te
 
     tensors: this process's parts, by the names of the policy's parameters (or masters, an average ... of these).
     """
-    decoder = policy.decoder
+    decoder, device = policy.decoder, next(policy.parameters()).device
     mine = {}
     for name, _ in policy.named_parameters():
-        tensor = _joined(policy, name, tensors[name].detach())
+        tensor = _joined(policy, name, tensors[name].detach().to(device))
         if tensor is not None:
             mine[name] = tensor
     if decoder.pp is None or not (decoder.tp is None or decoder.tp.first):

@@ -85,9 +85,11 @@ class Policy(nn.Module):
         """From now on, keep only the inputs of layers for backward."""
         self.model.recompute = True
 
-    def features(self, packed: PackedInput) -> Tensor:
-        """Hidden states [P, D] after the final norm."""
-        return hidden_states(self.model, packed)
+    def features(self, packed: PackedInput, hidden: Tensor | None = None) -> Tensor:
+        """Hidden states [P, D] after the final norm; of a stage that is not the last, after its layers. hidden: what the
+        stage before gave.
+        """
+        return hidden_states(self.model, packed, hidden)
 
     def logits(self, features: Tensor) -> Tensor:
         """[..., D] -> [..., V]; of this rank's part of the vocabulary where it is cut."""
@@ -102,17 +104,13 @@ class Policy(nn.Module):
         logits = self.logits(features)
         return logits if self.vocabulary is None else self.vocabulary.gather(logits)
 
-    def after(self, hidden: Tensor | None) -> AfterStage:
-        """The last stage of a pipeline as something that scores tokens. hidden: what the stage before gave."""
-        return AfterStage(self, hidden)
-
 
 @dataclass(frozen=True)
 class AfterStage:
     """A policy whose first layers another process has computed."""
 
     policy: Policy
-    hidden: Tensor | None
+    hidden: Tensor
 
     @property
     def kernels(self) -> Kernels | None:
@@ -124,13 +122,23 @@ class AfterStage:
 
     def features(self, packed: PackedInput) -> Tensor:
         """[P, D] after the final norm."""
-        return hidden_states(self.policy.decoder, packed, self.hidden)
+        return self.policy.features(packed, self.hidden)
 
     def logits(self, features: Tensor) -> Tensor:
         return self.policy.logits(features)
 
 
 AnyPolicy = Policy | TransformersPolicy
+
+
+def after(policy: AnyPolicy, hidden: Tensor | None) -> AnyPolicy | AfterStage:
+    """The last stage of a pipeline as something that scores tokens. hidden: what the stage before gave; None: there is
+    none, and the policy is that itself.
+    """
+    if hidden is None:
+        return policy
+    assert isinstance(policy, Policy)
+    return AfterStage(policy, hidden)
 
 
 def hidden_states(decoder: Decoder, packed: PackedInput, hidden: Tensor | None = None) -> Tensor:

@@ -49,12 +49,15 @@ class ValueModel(nn.Module):
             recompute_layers(self.model)
 
     def values(self, packed: PackedInput, before: Tensor | None = None) -> Tensor:
-        """[T] fp32: the value of the state before each token; 0 where not a row.
+        """[T] fp32: the value of the state before each token; 0 where not a row. Of a stage of a pipeline that is not the
+        last: hidden states [P, D] after its layers.
 
-        before: in the last stage of a pipeline, the states that the stage before gave.
+        before: the states that the stage before gave.
         """
         if isinstance(self.model, Decoder):
             hidden = hidden_states(self.model, packed, before)
+            if not self.model.stage.last:
+                return hidden
         else:
             hidden = run_padded(lambda **inputs: self.model(**inputs).last_hidden_state, packed, self.agree)
         rows = hidden.index_select(0, packed.pred).float()

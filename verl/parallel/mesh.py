@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from verl.core.errors import ConfigError
+from verl.parallel.axes import PipelineParallel, TensorParallel
 from verl.parallel.layout import Coord, Layout
 from verl.parallel.replicas import sum_over
 
@@ -71,6 +72,14 @@ class Mesh:
         """What FSDP cuts over: [shard], or [replicate, shard] where there are copies."""
         assert self.axes is not None, "a world of one has no axes"
         return self.axes["shard"] if self.layout.fsdp == self.layout.dp else self.axes["replicate", "shard"]
+
+    def tensor(self) -> TensorParallel | None:
+        """The tensor axis; None where it is this rank alone."""
+        return None if self.axes is None else TensorParallel.of(self.axes.get_group("tp"))
+
+    def pipeline(self) -> PipelineParallel | None:
+        """The pipeline axis; None where it is this rank alone."""
+        return None if self.axes is None else PipelineParallel.of(self.axes.get_group("pp"))
 
     def sum(self, values: Tensor, *dims: str) -> Tensor:
         """values, which every rank along `dims` has, added up; a copy on `device`, or values themselves in a world of

@@ -7,21 +7,21 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from verl.parallel.mesh import Mesh
+from verl.parallel.mesh import DIMS, Mesh
 
 
 @torch.no_grad()
-def global_norm(grads: Sequence[Tensor], over_tp: Sequence[bool], mesh: Mesh) -> float:
+def global_norm(grads: Sequence[Tensor], owned: Sequence[Tensor], mesh: Mesh) -> float:
     """2-norm of the model's gradient, the same on every rank; nan or inf if any element anywhere is.
 
-    grads: this rank's parts, summed over the data axis already. over_tp: whether tensor ranks hold different parts of
-    one; where they hold the same, it counts once.
+    grads: this rank's parts, summed over the data axis already. owned: views of those elements that count here, such
+    that over stages, tensor ranks and FSDP neighbours each counts once.
     """
-    squares = [_squares([g for g, cut in zip(grads, over_tp, strict=True) if cut == which]) for which in (False, True)]
-    # Copies hold the same numbers, and their mean is it too: but where one is damaged, all see it and act alike.
+    all_of, mine = _squares(grads), _squares(owned)
+    # What others count must be finite here too, or ranks would not act alike: 0 times anything else is nan.
+    # Copies hold the same numbers, and their mean is it too: but where one is damaged, all see it.
     copies = mesh.layout.dp // mesh.layout.fsdp
-    same, parted = (mesh.sum(torch.stack(squares), "shard", "replicate") / copies).unbind()
-    return float((same + mesh.sum(parted, "tp")).sqrt())
+    return float((mesh.sum(mine + 0.0 * all_of, *DIMS) / copies).sqrt())
 
 
 def _squares(grads: Sequence[Tensor]) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from verl.algos.aggregate import Denominators
 from verl.algos.algorithm import Algorithm
@@ -18,7 +19,7 @@ from verl.engines.train.engine import EmbeddedTrainEngine, Outputs
 from verl.models.export import export
 from verl.models.logprobs import token_logprobs, token_scores
 from verl.models.packed import PackedInput
-from verl.models.policy import AnyPolicy, Policy
+from verl.models.policy import AnyPolicy, Policy, after
 from verl.parallel.mesh import SINGLE, Mesh
 from verl.utils.timing import timed
 from verl.workers.update_plan import MiniBatch, UpdatePlan
@@ -57,19 +58,20 @@ class ActorWorker(Worker):
             cfg.actor.optim,
             total_steps,
             share_prompt=policy.shares_prompt,
-            head_params=policy.head.numel() if isinstance(policy, Policy) else 0,
+            head_params=policy.decoder.config.head_params if isinstance(policy, Policy) else 0,
             mesh=mesh,
         )
 
-    def _forward(self, packed: PackedInput) -> Outputs:
-        logprobs, entropy = token_logprobs(self.policy, packed, self.temperature, entropy=self.wants_entropy)
+    def _forward(self, packed: PackedInput, hidden: Tensor | None = None) -> Outputs:
+        policy = after(self.policy, hidden)
+        logprobs, entropy = token_logprobs(policy, packed, self.temperature, entropy=self.wants_entropy)
         return Outputs(logprobs, entropy)
 
-    def _score(self, packed: PackedInput) -> Outputs:
-        return Outputs(token_logprobs(self.policy, packed, self.temperature)[0])
+    def _score(self, packed: PackedInput, hidden: Tensor | None = None) -> Outputs:
+        return Outputs(token_logprobs(after(self.policy, hidden), packed, self.temperature)[0])
 
-    def _score_with_squares(self, packed: PackedInput) -> Outputs:
-        scores = token_scores(self.policy, packed, self.temperature, sum_pi_squared=True)
+    def _score_with_squares(self, packed: PackedInput, hidden: Tensor | None = None) -> Outputs:
+        scores = token_scores(after(self.policy, hidden), packed, self.temperature, sum_pi_squared=True)
         assert scores.sum_pi_squared is not None
         return Outputs(torch.stack([scores.logprobs, scores.sum_pi_squared], dim=1))
 
@@ -80,7 +82,7 @@ class ActorWorker(Worker):
     @register(THREE_D, reads=("token_ids", "loss_mask", "group_id"), writes=("old_logprobs", "sum_pi_squared"))
     def old_logprobs_and_squares(self, batch: Batch) -> Batch:
         """Both from one forward."""
-        logprobs, squares = self.engine.infer(batch, self._score_with_squares).unbind(1)
+        logprobs, squares = self.engine.infer(batch, self._score_with_squares, width=2).unbind(1)
         return Batch(batch.cu_seqlens, {"old_logprobs": logprobs, "sum_pi_squared": squares})
 
     @register(
@@ -110,9 +112,9 @@ class ActorWorker(Worker):
     @register(ONE_TO_ALL)
     def export(self, folder: str) -> None:
         """Write the weights that generate, in Hugging Face form. All ranks gather them, the first writes."""
-        whole = self.engine.gathered()
-        if self.engine.mesh.first:
-            export(self.policy, folder, whole or None)
+        gathered = self.engine.gathered()
+        if self.engine.mesh.coord.dp == 0:  # its stages and tensor ranks have all of the model
+            export(self.policy, folder, gathered or None)
 
     def state_dict(self) -> dict[str, Any]:
         return self.engine.state_dict()

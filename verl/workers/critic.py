@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from verl.algos.aggregate import Aggregation
 from verl.algos.segments import Segments
@@ -41,8 +42,8 @@ class CriticWorker(Worker):
             mesh=mesh,
         )
 
-    def _forward(self, packed: PackedInput) -> Outputs:
-        return Outputs(self.model.values(packed))
+    def _forward(self, packed: PackedInput, hidden: Tensor | None = None) -> Outputs:
+        return Outputs(self.model.values(packed, hidden))
 
     @register(THREE_D, reads=("token_ids", "loss_mask", "group_id"), writes=("values",))
     def values(self, batch: Batch) -> Batch:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from verl.config.run import RunConfig
 from verl.controller.dispatch import THREE_D
 from verl.controller.worker import Worker, register
@@ -9,7 +11,7 @@ from verl.core.batch import Batch
 from verl.engines.train.engine import EmbeddedTrainEngine, Outputs
 from verl.models.logprobs import token_logprobs
 from verl.models.packed import PackedInput
-from verl.models.policy import AnyPolicy
+from verl.models.policy import AnyPolicy, after
 from verl.parallel.mesh import SINGLE, Mesh
 
 
@@ -22,8 +24,8 @@ class ReferenceWorker(Worker):
             policy, self._forward, cfg.update, device, name="ref", share_prompt=policy.shares_prompt, mesh=mesh
         )
 
-    def _forward(self, packed: PackedInput) -> Outputs:
-        return Outputs(token_logprobs(self.policy, packed, self.temperature)[0])
+    def _forward(self, packed: PackedInput, hidden: Tensor | None = None) -> Outputs:
+        return Outputs(token_logprobs(after(self.policy, hidden), packed, self.temperature)[0])
 
     @register(THREE_D, reads=("token_ids", "loss_mask", "group_id"), writes=("ref_logprobs",))
     def ref_logprobs(self, batch: Batch) -> Batch:

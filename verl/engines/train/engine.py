@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +16,16 @@ from verl.core.batch import Batch
 from verl.core.errors import ConfigError
 from verl.core.metrics import Metrics
 from verl.core.protocols import Place
+from verl.engines.train.holding import Holding, hidden_size, is_tied
 from verl.engines.train.micro_batches import idle, split, tokens_at_once
 from verl.engines.train.optimizer import MasterAdamW
 from verl.models.packed import PackedInput
 from verl.parallel.fsdp import release, shard
 from verl.parallel.mesh import SINGLE, Mesh
 from verl.parallel.parts import gathered, part
+from verl.parallel.pipeline import Pipeline
 from verl.utils.flops import model_flops
+from verl.weights.boxes import numel
 
 
 @dataclass(frozen=True)
@@ -36,8 +39,13 @@ class Outputs:
     entropy: Tensor | None = None
 
 
-Forward = Callable[[PackedInput], Outputs]
-Reduce = Callable[[list[Tensor]], None]
+class Forward(Protocol):
+    """Turns packed tokens into the column that a model is asked for."""
+
+    def __call__(self, packed: PackedInput, hidden: Tensor | None = None, /) -> Outputs:
+        """hidden: in the last stage of a pipeline, what the stage before gave."""
+
+
 ScalarLoss = Callable[[Outputs, Batch], tuple[Tensor, Metrics]]
 """(outputs, micro-batch) -> (its share of the mini-batch's loss, metrics)."""
 
@@ -52,7 +60,8 @@ class EmbeddedTrainEngine:
     mesh: the ranks that train the model together, each with its own sequences; every method but `place` and `shards` is
     called by all of them. Losses are divided by counts of all ranks, so gradients are added up over them. Where
     mesh.layout.fsdp is above 1 the module is sharded here, and every rank runs as many micro-batches as the busiest.
-    over_tp: names of parameters of which tensor ranks hold different parts.
+    Tensor ranks and pipeline stages get the same sequences; the module has been cut over them when it was made, and
+    the method that module.entry names runs a stage.
     """
 
     def __init__(
@@ -67,15 +76,15 @@ class EmbeddedTrainEngine:
         share_prompt: bool = True,
         head_params: int = 0,
         mesh: Mesh = SINGLE,
-        over_tp: Collection[str] = (),
     ):
         self.module, self.forward, self.device, self.name = module, forward, device, name
-        self.mesh, self.over_tp = mesh, over_tp
+        self.mesh, self.holding = mesh, Holding(module)
         self.max_tokens = tokens_at_once(update, device)
         self.share_prompt = update.share_prompt and share_prompt
         module.requires_grad_(optim is not None)
         self.head_params = head_params
-        self.body_params = sum(p.numel() for name, p in module.named_parameters() if p.ndim >= 2 and not _is_end(name))
+        self.body_params = self._body_params()
+        self.pipeline = _pipeline(module, mesh, device)
         self.offloaded = _offloads(update, device, mesh)
         self._dtypes = shard(module, mesh, self.offloaded) if mesh.sharded else {}
         self.optimizer = MasterAdamW(module, optim, total_steps) if optim is not None else None
@@ -89,6 +98,12 @@ class EmbeddedTrainEngine:
         most = self.mesh.most(len(parts)) if self.mesh.sharded else len(parts)
         return parts + [None] * (most - len(parts))
 
+    def _body_params(self) -> int:
+        """Weights of products in all stages and tensor ranks, but for embeddings and heads."""
+        named = [(n, p) for n, p in self.module.named_parameters() if p.ndim >= 2 and not _is_end(n)]
+        mine = sum(numel(self.holding.owned(n, p)) for n, p in named)
+        return int(self.mesh.sum(torch.tensor(mine, dtype=torch.int64), "pp", "tp"))
+
     @torch.no_grad()
     def infer(self, batch: Batch, forward: Forward | None = None, width: int | None = None) -> Tensor:
         """[T] float32 on the host: the model's column for every token; no gradient.
@@ -96,42 +111,89 @@ class EmbeddedTrainEngine:
         forward: in place of the engine's own; the answer is [T, width] where it says several things of a token.
         """
         places = batch.per_seq(torch.arange(batch.num_tokens))
-        out = torch.zeros(batch.num_tokens)
-        for index in self._rounds(batch) or [None]:  # the shape of an answer is the model's, even of none
-            mine = idle() if index is None else batch.take(index)
-            values = (forward or self.forward)(PackedInput.of(mine, self.share_prompt, self.device)).values
-            if values.ndim > out.ndim:
-                out = out.new_zeros(batch.num_tokens, values.shape[1])
+        out = torch.zeros(batch.num_tokens, *([] if width is None else [width]))
+        rounds = self._rounds(batch)
+        for index, values in zip(rounds, self._inferred(batch, rounds, forward or self.forward), strict=False):
             if index is not None:
                 out[torch.cat([places[i] for i in index])] = values.float().cpu()
         release(self.module)
-        return out
+        return out if self.pipeline is None else self.pipeline.from_last(out.to(self.device)).cpu()
+
+    def _inferred(self, batch: Batch, rounds: Sequence[list[int] | None], forward: Forward) -> Iterator[Tensor]:
+        """What the model says of each micro-batch, in order; nothing in stages that are not the last."""
+        packed = [PackedInput.of(self._of(batch, index), self.share_prompt, self.device) for index in rounds]
+        if self.pipeline is None:
+            for some in packed:
+                yield forward(some).values
+        else:
+            run = self._stage(packed, lambda i, hidden: forward(packed[i], hidden).values)
+            yield from self.pipeline.infer(self._shapes(packed), run)
 
     def forward_backward(self, batch: Batch, loss: ScalarLoss) -> Metrics:
         """Add the gradients of one mini-batch, part by part. The sum of parts is the mini-batch, however it is cut."""
         rounds = self._rounds(batch)
-        return Metrics.merge([self._idle() if i is None else self._part(batch.take(i), loss) for i in rounds])
+        if self.pipeline is not None:
+            return self._pipelined(self.pipeline, batch, rounds, loss)
+        seen = []
+        for index in rounds:
+            part = self._of(batch, index)
+            packed = PackedInput.of(part, self.share_prompt, self.device)
+            share, metrics = self._loss(packed, None if index is None else part, None, loss)
+            if share.requires_grad:
+                share.backward()
+            seen.append(metrics)
+        return Metrics.merge(seen)
 
-    def _part(self, part: Batch, loss: ScalarLoss) -> Metrics:
-        packed = PackedInput.of(part, self.share_prompt, self.device)
-        outputs = self.forward(packed)
+    def _pipelined(
+        self, pipeline: Pipeline, batch: Batch, rounds: Sequence[list[int] | None], loss: ScalarLoss
+    ) -> Metrics:
+        """The same through all stages; metrics are of the last one."""
+        parts = [self._of(batch, index) for index in rounds]
+        packed = [PackedInput.of(part, self.share_prompt, self.device) for part in parts]
+        seen = [Metrics()]
+
+        def last(i: int, hidden: Tensor | None) -> Tensor:
+            share, metrics = self._loss(packed[i], None if rounds[i] is None else parts[i], hidden, loss)
+            seen.append(metrics)
+            return share
+
+        pipeline.forward_backward(self._shapes(packed), self._stage(packed, last))
+        return Metrics.merge(seen)
+
+    def _stage(
+        self, packed: Sequence[PackedInput], last: Callable[[int, Tensor | None], Tensor]
+    ) -> Callable[[int, Tensor | None], Tensor]:
+        """What this stage does with micro-batch i. last: in the last stage."""
+        assert self.pipeline is not None
+        if self.pipeline.axis.last:
+            return last
+        entry = getattr(self.module, str(self.module.entry))
+        return lambda i, hidden: entry(packed[i], hidden)
+
+    def _shapes(self, packed: Sequence[PackedInput]) -> list[tuple[int, int]]:
+        width = hidden_size(self.module)
+        return [(len(some.token_ids), width) for some in packed]
+
+    def _of(self, batch: Batch, index: list[int] | None) -> Batch:
+        return idle() if index is None else batch.take(index)
+
+    def _loss(
+        self, packed: PackedInput, part: Batch | None, hidden: Tensor | None, loss: ScalarLoss
+    ) -> tuple[Tensor, Metrics]:
+        """A micro-batch's share of the loss; of none (part is None) zero, with a gradient of zero for all."""
+        outputs = self.forward(packed, hidden)
+        nothing = 0.0 * outputs.values.sum()
+        if part is None:
+            return nothing, Metrics()
         share, seen = loss(outputs, part.to(self.device))
         # Numbers are read before backward, so that the next part is packed while a GPU still works on this one.
         seen.sum(f"{self.name}/loss", float(share.detach()))
-        if share.requires_grad:
-            share.backward()
-        elif self.mesh.sharded:  # others wait for this rank's backward
-            (0.0 * outputs.values.sum()).backward()
+        if not share.requires_grad and (self.mesh.sharded or self.pipeline is not None):
+            share = share + nothing  # others wait for this rank's backward
         tokens, rows = len(packed.token_ids), len(packed.where)
         flops = model_flops(self.body_params, tokens, backward=True)
         flops += model_flops(self.head_params, rows, backward=True)
-        return seen.sum(f"{self.name}/tokens", tokens).sum(f"{self.name}/flops", flops)
-
-    def _idle(self) -> Metrics:
-        """A micro-batch that adds zero to every gradient."""
-        outputs = self.forward(PackedInput.of(idle(), self.share_prompt, self.device))
-        (0.0 * outputs.values.sum()).backward()
-        return Metrics()
+        return share, seen.sum(f"{self.name}/tokens", tokens).sum(f"{self.name}/flops", flops)
 
     def optim_step(self) -> Metrics:
         """Clip to the norm, step, zero. A norm that is not finite never reaches the weights: counted and skipped, by
@@ -139,9 +201,10 @@ class EmbeddedTrainEngine:
         """
         assert self.optimizer is not None
         self._must_be_here()
+        self._add_tied()
         if not self.mesh.sharded:
             self.mesh.add_up(self.optimizer.grads, "replicate")
-        norm = self.optimizer.grad_norm(self.mesh, self.over_tp)
+        norm = self.optimizer.grad_norm(self.mesh, self.holding)
         metrics = Metrics()
         finite = math.isfinite(norm)
         if finite:
@@ -153,6 +216,15 @@ class EmbeddedTrainEngine:
         counted = not finite and self.mesh.coord.dp == 0  # answers of data ranks are added up
         return metrics.sum(f"{self.name}/skipped_steps", float(counted))
 
+    def _add_tied(self) -> None:
+        """An embedding that the last stage uses as its head: both copies get the gradient of both uses."""
+        if self.pipeline is not None and is_tied(self.module):
+            assert self.optimizer is not None
+            grads = dict(zip(self.optimizer.names, self.optimizer.grads, strict=True))
+            ends = next((g for name, g in grads.items() if "embed_tokens" in name), None)
+            if ends is not None:
+                self.pipeline.sum_ends(ends)
+
     def shards(self) -> Mapping[str, Tensor]:
         """Named weights of this rank, in the dtype that computes; of a sharded model its parts, without empty ones."""
         named = {name: p.detach() for name, p in self.module.named_parameters()}
@@ -162,17 +234,16 @@ class EmbeddedTrainEngine:
         return {name: p for name, p in mine.items() if p.numel()}
 
     def gathered(self) -> dict[str, Tensor]:
-        """Whole weights of a sharded model by name, in the dtype that computes, on the host of the first rank; {} on
-        others, and where the module has them whole itself. All ranks call it.
+        """Weights without FSDP's cuts by name, in the dtype that computes, on the hosts of the first data rank; {} on
+        others, and where the module is not sharded. Stages and tensor ranks have their parts. All ranks call it.
         """
-        if self.over_tp:
-            raise ConfigError(f"tp: tensor ranks hold parts of the {self.name}, which cannot be gathered; set tp to 1")
         if not self.mesh.sharded:
             return {}
         release(self.module)
         out: dict[str, Tensor] = {}
+        keep = self.mesh.coord.dp == 0
         for name, p in self.module.named_parameters():
-            out |= {n: w.to(self._dtypes[n]) for n, w in gathered({name: p.detach()}, self.mesh.first).items()}
+            out |= {n: w.to(self._dtypes[n]) for n, w in gathered({name: p.detach()}, keep).items()}
         return out
 
     def place(self, where: Place) -> None:
@@ -224,6 +295,12 @@ def _offloads(update: UpdateConfig, device: str, mesh: Mesh) -> bool:
             "update.cpu_offload: only a model that is sharded over ranks (fsdp above 1) is offloaded; set it to false"
         )
     return True
+
+
+def _pipeline(module: nn.Module, mesh: Mesh, device: str) -> Pipeline | None:
+    """Of a module that is not sharded yet, as its dtype is still the one that computes."""
+    axis = mesh.pipeline()
+    return None if axis is None else Pipeline(axis, next(module.parameters()).dtype, device)
 
 
 def _is_end(name: str) -> bool:

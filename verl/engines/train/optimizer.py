@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from verl.config.models import OptimConfig
 from verl.core.errors import CheckpointError
+from verl.engines.train.holding import Holding
 from verl.engines.train.schedule import lr_at
 from verl.parallel.mesh import SINGLE, Mesh
 from verl.parallel.norm import global_norm
@@ -60,9 +61,13 @@ class MasterAdamW:
         """Rate of the next step."""
         return lr_at(self.steps, self.cfg, self.total_steps)
 
-    def grad_norm(self, mesh: Mesh = SINGLE, over_tp: Collection[str] = ()) -> float:
-        """Global 2-norm; nan or inf if any gradient is. over_tp: names of which tensor ranks hold different parts."""
-        return global_norm(self.grads, [name in over_tp for name in self.names], mesh)
+    def grad_norm(self, mesh: Mesh = SINGLE, holding: Holding | None = None) -> float:
+        """Global 2-norm; nan or inf if any gradient is. holding: which elements count on this rank; None: all."""
+        grads = self.grads
+        if holding is None or mesh.axes is None:
+            return global_norm(grads, grads, mesh)
+        owned = [g[holding.own(n, p)] for g, n, p in zip(grads, self.names, self.params, strict=True)]
+        return global_norm(grads, owned, mesh)
 
     @torch.no_grad()
     def step(self, scale: float) -> None:
