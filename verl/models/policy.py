@@ -86,8 +86,9 @@ class Policy(nn.Module):
         self.model.recompute = True
 
     def features(self, packed: PackedInput, hidden: Tensor | None = None) -> Tensor:
-        """Hidden states [P, D] after the final norm; of a stage that is not the last, after its layers. hidden: what the
-        stage before gave.
+        """Hidden states [P, D] after the final norm; of a stage that is not the last, after its layers.
+
+        hidden: what the stage before gave.
         """
         return hidden_states(self.model, packed, hidden)
 

@@ -49,7 +49,7 @@ class ValueModel(nn.Module):
             recompute_layers(self.model)
 
     def values(self, packed: PackedInput, before: Tensor | None = None) -> Tensor:
-        """[T] fp32: the value of the state before each token; 0 where not a row. Of a stage of a pipeline that is not the
+        """[T] fp32: the value of the state before each token; 0 where not a row. Of a stage that is not the
         last: hidden states [P, D] after its layers.
 
         before: the states that the stage before gave.

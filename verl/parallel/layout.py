@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from verl.config.parallel import ParallelConfig, RoleLayout
 from verl.core.errors import ConfigError
 
 
@@ -42,3 +43,40 @@ class Layout:
 
     def coord(self, rank: int) -> Coord:
         return Coord(rank // (self.pp * self.tp), rank // self.tp % self.pp, rank % self.tp)
+
+
+def layout_of(p: ParallelConfig, role: str) -> Layout:
+    """Of `actor`, `ref` or `critic`. ConfigError: the sizes do not divide each other, with the path to change."""
+    own = {"ref": p.ref, "critic": p.critic}.get(role, RoleLayout())
+    section = "parallel" if role == "actor" else f"parallel.{role}"
+    nproc, fsdp, tp, pp = (
+        mine if mine is not None else actors
+        for mine, actors in ((own.nproc, p.nproc), (own.fsdp, p.fsdp), (own.tp, p.tp), (own.pp, p.pp))
+    )
+    if nproc % (tp * pp):
+        raise ConfigError(
+            f"{section}: tp {tp} x pp {pp} does not divide {nproc} processes; set {section}.tp and {section}.pp "
+            f"so that their product does, or {section}.nproc to a multiple of {tp * pp}"
+        )
+    dp = nproc // (tp * pp)
+    if fsdp == 0 or dp % (dp if fsdp == -1 else fsdp):
+        raise ConfigError(
+            f"{section}.fsdp: {fsdp} does not divide the {dp} data parallel ranks ({nproc} processes / tp {tp} / pp "
+            f"{pp}); set it to -1 (all of them), or to a divisor"
+        )
+    return Layout(dp, pp, tp, dp if fsdp == -1 else fsdp)
+
+
+def pools_of(p: ParallelConfig, roles: list[str]) -> list[list[str]]:
+    """Which of `roles` share processes. ConfigError: processes of its own for a role that has no pool of its own, or
+    roles of one pool whose layouts are of different sizes.
+    """
+    alone = {"colocated": (), "split": ("critic",), "standalone": ("ref", "critic")}[p.placement]
+    for role, section in (("ref", p.ref), ("critic", p.critic)):
+        if section.nproc not in (None, p.nproc) and role not in alone:
+            raise ConfigError(
+                f"parallel.{role}.nproc: {section.nproc}, but with parallel.placement={p.placement} it shares the "
+                f"{p.nproc} processes of the actor; leave it out, or set parallel.placement=standalone"
+            )
+    shared = [role for role in roles if role not in alone]
+    return [shared, *([role] for role in roles if role in alone)]

@@ -20,7 +20,7 @@ from verl.trainer.hooks import Hook
 from verl.trainer.reward import RewardScorer
 from verl.trainer.source import OnDemandSource
 from verl.utils.timing import StepClock
-from verl.weights.publisher import InProcessPublisher
+from verl.weights.publisher import Publishes
 from verl.workers.critic import explained
 from verl.workers.update_plan import UpdatePlan
 
@@ -58,7 +58,7 @@ class Trainer:
     roles: Roles
     collector: Collector
     algorithm: Algorithm
-    publisher: InProcessPublisher
+    publisher: Publishes
     hooks: Sequence[Hook] = ()
     step: int = 0
     version: int = 0

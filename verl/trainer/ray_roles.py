@@ -1,4 +1,4 @@
-"""All roles on Ray: one pool, whose processes each hold every role and a part of the batch."""
+"""All roles on Ray, in pools as the placement says: roles of one pool share its processes and take turns."""
 
 from __future__ import annotations
 
@@ -12,46 +12,58 @@ from verl.controller.executors.ray import Cluster, ResourcePool
 from verl.controller.executors.ray_group import RayGroup
 from verl.controller.rank import Make, Rank
 from verl.controller.worker import Worker
-from verl.parallel.layout import Layout
+from verl.parallel.layout import layout_of, pools_of
 from verl.trainer.loop import Roles
-from verl.trainer.roles import Placed, make_actor, make_critic, make_reference
+from verl.trainer.roles import Placed, generation_tp, make_actor, make_critic, make_reference
+from verl.weights.groups import generation_places
 from verl.weights.publisher import InProcessPublisher
 from verl.workers.group_engine import GroupEngine
 
 
 def on_ray(cfg: RunConfig, algorithm: Algorithm, device: str, total_steps: int) -> Placed:
     """Start the processes and make the workers there. Whatever fails, none is left."""
-    p = cfg.parallel
-    threads = p.threads or max(1, torch.get_num_threads() // p.nproc)
-    cluster = Cluster(cpus=threads * p.nproc, address=p.address, deadline=p.deadline)
+    p, pools = cfg.parallel, pools_of(cfg.parallel, roles_of(algorithm))
+    sizes = [layout_of(p, roles[0]).world for roles in pools]
+    threads = p.threads or max(1, torch.get_num_threads() // sum(sizes))
+    cluster = Cluster(cpus=threads * sum(sizes), address=p.address, deadline=p.deadline)
     try:
-        return _placed(cfg, algorithm, device, total_steps, cluster, threads)
+        backend = "nccl" if device == "cuda" else "gloo"
+        gpus = int(device == "cuda")
+        made = [ResourcePool(cluster, size, threads, gpus=gpus, threads=threads, backend=backend) for size in sizes]
+        of_role = {role: pool for pool, roles in zip(made, pools, strict=True) for role in roles}
+        return _placed(cfg, algorithm, device, total_steps, cluster, of_role)
     except BaseException:
         cluster.close()
         raise
 
 
-def _placed(
-    cfg: RunConfig, algorithm: Algorithm, device: str, total_steps: int, cluster: Cluster, threads: int
-) -> Placed:
-    on_gpu = device == "cuda"
-    pool = ResourcePool(
-        cluster, cfg.parallel.nproc, threads, gpus=int(on_gpu), threads=threads, backend="nccl" if on_gpu else "gloo"
-    )
-    layout = Layout(dp=pool.world)
-
-    def group(role: str, make: Make) -> RayGroup:
-        return RayGroup(pool, role, layout, make, together=cfg.update.share_prompt)
-
-    actor = group("actor", partial(_actor, cfg, device, total_steps))
+def roles_of(algorithm: Algorithm) -> list[str]:
+    """Roles that the algorithm has models for."""
     needs = algorithm.needs
-    roles = Roles(
-        actor,
-        group("ref", partial(make_reference, cfg, device)) if "ref_logprobs" in needs else None,
-        group("critic", partial(make_critic, cfg, device, total_steps)) if "values" in needs else None,
-    )
-    engine = GroupEngine(actor, pool.world)
+    return ["actor"] + ["ref"] * ("ref_logprobs" in needs) + ["critic"] * ("values" in needs)
+
+
+def _placed(
+    cfg: RunConfig,
+    algorithm: Algorithm,
+    device: str,
+    total_steps: int,
+    cluster: Cluster,
+    pools: dict[str, ResourcePool],
+) -> Placed:
+    makes: dict[str, Make] = {
+        "actor": partial(_actor, cfg, device, total_steps),
+        "ref": partial(make_reference, cfg, device),
+        "critic": partial(make_critic, cfg, device, total_steps),
+    }
+    groups = {
+        role: RayGroup(pool, role, layout_of(cfg.parallel, role), makes[role], together=cfg.update.share_prompt)
+        for role, pool in pools.items()
+    }
+    actor = groups["actor"]
+    engine = GroupEngine(actor, generation_places(actor.layout, generation_tp(cfg)))
     said = actor.call("described").result()
+    roles = Roles(actor, groups.get("ref"), groups.get("critic"))
     return Placed(roles, engine, InProcessPublisher(engine, dict), said, cluster.close)
 
 

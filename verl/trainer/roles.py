@@ -12,11 +12,14 @@ from verl.controller.rank import Rank
 from verl.core.protocols import RolloutEngine
 from verl.core.rng import derive_seed
 from verl.engines import rollout
+from verl.engines.resharding import generation_axis
 from verl.models.load import load_policy, load_value_model
+from verl.parallel.layout import Layout
 from verl.parallel.mesh import SINGLE, Mesh
 from verl.trainer.loop import Roles
 from verl.utils.heap import settle
-from verl.weights.publisher import InProcessPublisher
+from verl.weights.groups import generation_places
+from verl.weights.publisher import Publishes
 from verl.workers.actor_rollout import ActorRolloutWorker
 from verl.workers.critic import CriticWorker
 from verl.workers.reference import ReferenceWorker
@@ -31,7 +34,7 @@ class Placed:
 
     roles: Roles
     engine: RolloutEngine
-    publisher: InProcessPublisher
+    publisher: Publishes
     said: tuple[str, str]
     close: Callable[[], None]
 
@@ -48,24 +51,44 @@ def embedded(cfg: RunConfig, algorithm: Algorithm, device: str, total_steps: int
 
 
 def make_actor(cfg: RunConfig, algorithm: Algorithm, device: str, total_steps: int, rank: Rank) -> ActorRolloutWorker:
-    """The policy and its sampler."""
+    """The policy and its sampler, which reads the policy's own weights wherever both are cut alike."""
     _begin(device)
-    policy = load_policy(cfg.actor.path, cfg.model, device)
-    engine = rollout.attach(cfg.rollout.backend, policy, cfg.rollout)
-    return ActorRolloutWorker(policy, cfg, algorithm, device, total_steps, engine, _mesh(rank, device))
+    mesh = _mesh(rank, device)
+    policy = load_policy(cfg.actor.path, cfg.model, device, mesh.tensor(), mesh.pipeline())
+    tp, copy = mesh.tensor(), None
+    if not generates_in_place(cfg, rank.layout):
+        tp = generation_axis(generation_places(rank.layout, generation_tp(cfg)))
+        copy = load_policy(cfg.actor.path, cfg.model, device, tp)
+        copy.requires_grad_(False)
+    engine = rollout.attach(cfg.rollout.backend, policy if copy is None else copy, cfg.rollout)
+    return ActorRolloutWorker(policy, cfg, algorithm, device, total_steps, engine, mesh, copy, tp)
+
+
+def generation_tp(cfg: RunConfig) -> int:
+    """Tensor ranks that generate together."""
+    return cfg.parallel.generation_tp or cfg.parallel.tp
+
+
+def generates_in_place(cfg: RunConfig, layout: Layout) -> bool:
+    """Whether each rank trains the very weights that it generates with."""
+    return layout.fsdp == layout.pp == 1 and generation_tp(cfg) == layout.tp
 
 
 def make_reference(cfg: RunConfig, device: str, rank: Rank) -> ReferenceWorker:
-    """The frozen policy; every rank scores by itself."""
+    """The frozen policy."""
     _begin(device)
-    return ReferenceWorker(load_policy(cfg.ref.path or cfg.actor.path, cfg.model, device), cfg, device)
+    mesh = _mesh(rank, device)
+    policy = load_policy(cfg.ref.path or cfg.actor.path, cfg.model, device, mesh.tensor(), mesh.pipeline())
+    return ReferenceWorker(policy, cfg, device, mesh)
 
 
 def make_critic(cfg: RunConfig, device: str, total_steps: int, rank: Rank) -> CriticWorker:
     _begin(device)
+    mesh = _mesh(rank, device)
     seed = derive_seed(cfg.trainer.seed, "critic")
-    model = load_value_model(cfg.critic.path or cfg.actor.path, cfg.model, device, seed)
-    return CriticWorker(model, cfg, device, total_steps, _mesh(rank, device))
+    path = cfg.critic.path or cfg.actor.path
+    model = load_value_model(path, cfg.model, device, seed, mesh.tensor(), mesh.pipeline())
+    return CriticWorker(model, cfg, device, total_steps, mesh)
 
 
 def _begin(device: str) -> None:

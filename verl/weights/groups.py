@@ -8,12 +8,37 @@ HybridFlow, arXiv:2409.19256, section 5.3. Training tp 4, generation tp 2, so tw
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from verl.core.errors import WeightsError
 from verl.parallel.layout import Coord, Layout
 
 Groups = Literal["strided", "consecutive"]
+
+
+def generation_places(train: Layout, tp: int) -> tuple[Coord, ...]:
+    """Coordinate of each rank of `train` among replicas that generate with `tp` tensor ranks and no pipeline.
+
+    Strided where that is defined and keeps the ranks of a replica in order, as process groups number them; consecutive
+    elsewhere (tp does not fit the parts of training, or FSDP is cut finer than generation). Either is right: they
+    differ in the bytes that move.
+    """
+    generation = Layout(dp=train.world // tp, tp=tp)
+    parts = train.tp * train.fsdp
+    if tp == train.tp and train.pp == 1:
+        return tuple(train.coord(rank) for rank in range(train.world))
+    if parts % tp and tp % parts:
+        return generation_coords(train, generation, "consecutive")
+    places = generation_coords(train, generation, "strided")
+    in_order = all([places[rank].tp for rank in ranks] == list(range(tp)) for ranks in replicas(places))
+    return places if in_order else generation_coords(train, generation, "consecutive")
+
+
+def replicas(places: Sequence[Coord]) -> list[list[int]]:
+    """Ranks of each replica, ascending."""
+    count = 1 + max(place.dp for place in places)
+    return [[rank for rank, place in enumerate(places) if place.dp == dp] for dp in range(count)]
 
 
 def generation_coords(train: Layout, generation: Layout, groups: Groups) -> tuple[Coord, ...]:

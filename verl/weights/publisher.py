@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -28,6 +28,22 @@ class InProcessPublisher:
         self.engine.commit(version)
 
 
+class Receives(Protocol):
+    """The weight side of a rollout engine."""
+
+    def wanted(self) -> Sequence[str]: ...
+
+    def receive(self, name: str, tensor: Tensor) -> None: ...
+
+    def commit(self, version: int) -> None: ...
+
+
+class Publishes(Protocol):
+    """What makes the weights of now those that generate."""
+
+    def publish(self, version: int) -> None: ...
+
+
 class Carrier(Protocol):
     """What brings a rank the shards that it generates with: `Transport`, or `AllGather` to compare with."""
 
@@ -46,7 +62,7 @@ class RankPublisher:
     shards: this rank's training shards by name, as `Route.holds` says.
     """
 
-    def __init__(self, engine: RolloutEngine, shards: Callable[[], Mapping[str, Tensor]], carrier: Carrier):
+    def __init__(self, engine: Receives, shards: Callable[[], Mapping[str, Tensor]], carrier: Carrier):
         self.engine, self.shards, self.carrier = engine, shards, carrier
 
     def publish(self, version: int) -> None:

@@ -11,6 +11,7 @@ from verl.controller.partition import partition
 from verl.core.errors import RolloutError
 from verl.core.generation import Completion, GenRequest
 from verl.core.protocols import Place
+from verl.parallel.layout import Coord
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,23 +23,25 @@ _AHEAD = 2
 
 
 class GroupEngine:
-    """RolloutEngine over a group of `ranks` ActorRolloutWorkers, each with an engine of its own.
+    """RolloutEngine over a group of ActorRolloutWorkers. places: of every rank among the replicas that generate.
 
     A request's seed decides its tokens, so they do not depend on the number of ranks (in fp32). Requests of one group
-    go to one rank, which prefills their prompt once.
+    go to one replica, which prefills their prompt once.
     """
 
-    def __init__(self, group: WorkerGroup, ranks: int):
-        self.group, self.ranks, self.version = group, ranks, 0
+    def __init__(self, group: WorkerGroup, places: Sequence[Coord]):
+        self.group, self.places, self.version = group, places, 0
         self._pending: set[str] = set()
         self._asked: deque[Future[list[list[Completion]]]] = deque()
         self._arrived: list[Completion] = []
 
     def submit(self, requests: Sequence[GenRequest]) -> None:
-        """Give each rank about the same number of tokens to make."""
+        """Give each replica about the same number of tokens to make; all of its ranks get its requests."""
         costs = [len(r.token_ids) + r.params.max_tokens for r in requests]
-        parts = partition(costs, self.ranks, [r.group_id for r in requests])
-        self.group.call("submit", requests=[[requests[i] for i in part] for part in parts]).result()
+        count = 1 + max(place.dp for place in self.places)
+        parts = partition(costs, count, [r.group_id for r in requests])
+        mine = [[requests[i] for i in parts[place.dp]] for place in self.places]
+        self.group.call("submit", requests=mine).result()
         self._pending |= {r.id for r in requests}
 
     def poll(self) -> list[Completion]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,13 +39,9 @@ class Outputs:
     entropy: Tensor | None = None
 
 
-class Forward(Protocol):
-    """Turns packed tokens into the column that a model is asked for."""
-
-    def __call__(self, packed: PackedInput, hidden: Tensor | None = None, /) -> Outputs:
-        """hidden: in the last stage of a pipeline, what the stage before gave."""
-
-
+Forward = Callable[..., Outputs]
+"""(packed tokens) -> the column that a model is asked for; in the last stage of a pipeline (packed tokens, hidden
+states that the stage before gave)."""
 ScalarLoss = Callable[[Outputs, Batch], tuple[Tensor, Metrics]]
 """(outputs, micro-batch) -> (its share of the mini-batch's loss, metrics)."""
 
@@ -181,7 +177,7 @@ class EmbeddedTrainEngine:
         self, packed: PackedInput, part: Batch | None, hidden: Tensor | None, loss: ScalarLoss
     ) -> tuple[Tensor, Metrics]:
         """A micro-batch's share of the loss; of none (part is None) zero, with a gradient of zero for all."""
-        outputs = self.forward(packed, hidden)
+        outputs = self.forward(packed) if hidden is None else self.forward(packed, hidden)
         nothing = 0.0 * outputs.values.sum()
         if part is None:
             return nothing, Metrics()

@@ -14,7 +14,7 @@ EMPTY = (0, 0)
 
 
 class Holding:
-    """Of one module. Names are its parameters'; tensors may be the parameters, or masters and moments cut as they are."""
+    """Of one module. Names are its parameters'; tensors are those, or masters and moments that are cut as they are."""
 
     def __init__(self, module: nn.Module):
         self.share = share_of(module)
