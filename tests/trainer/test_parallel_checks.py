@@ -8,6 +8,7 @@ from verl.algos.algorithm import Algorithm
 from verl.algos.presets import preset_values
 from verl.config import RunConfig, parse_override, resolve
 from verl.core.errors import ConfigError, MissingDependency
+from verl.parallel.layout import Layout, layout_of, pools_of
 from verl.trainer.checks import check_parallel
 from verl.trainer.resume import identity
 
@@ -30,9 +31,14 @@ def test_several_processes_are_on_ray() -> None:
     check("parallel.nproc=2")
 
 
-@pytest.mark.parametrize("word", ["nproc=2", "address=auto", "threads=3"])
+@pytest.mark.parametrize(
+    "word",
+    ["nproc=2", "address=auto", "threads=3", "placement=split", "tp=2", "fsdp=-1", "critic.tp=2", "generation_tp=1"],
+)
 def test_embedded_has_no_other_process(word: str) -> None:
-    with pytest.raises(ConfigError, match=f"parallel.{word.partition('=')[0]}: .* set parallel.executor=ray"):
+    with pytest.raises(
+        ConfigError, match=f"parallel.{word.partition('=')[0].partition('.')[0]}: .* set parallel.executor=ray"
+    ):
         check(f"parallel.{word}", "parallel.executor=embedded")
 
 
@@ -48,6 +54,7 @@ def test_a_loss_that_needs_the_whole_mini_batch() -> None:
     with pytest.raises(ConfigError, match="parallel.nproc: policy loss 'clip_cov' chooses tokens"):
         check("parallel.nproc=2", "algorithm.policy_loss=clip_cov")
     check("parallel.nproc=1", "parallel.executor=ray", "algorithm.policy_loss=clip_cov")
+    check("parallel.nproc=2", "parallel.tp=2", "algorithm.policy_loss=clip_cov")
 
 
 def test_a_gpu_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,3 +65,48 @@ def test_a_gpu_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_where_a_run_is_does_not_bind_its_checkpoints() -> None:
     assert identity(config("parallel.nproc=2"), "x") == identity(config(), "x")
+
+
+REFUSED = {
+    "tp 3 x pp 1 does not divide 4 processes; set parallel.tp": ["tp=3"],
+    "parallel.critic: tp 3 x pp 1 does not divide 4": ["critic.tp=3"],
+    "parallel.fsdp: 3 does not divide the 4 data parallel ranks": ["fsdp=3"],
+    "parallel.ref.fsdp: 4 does not divide the 2 data": ["ref.fsdp=4", "ref.pp=2"],
+    "parallel.fsdp: 0 does not": ["fsdp=0"],
+    "parallel.critic.nproc: 2, but with parallel.placement=colocated": ["critic.nproc=2"],
+    "parallel.ref.nproc: 2, but with parallel.placement=split": ["ref.nproc=2", "placement=split"],
+    "parallel.generation_tp: 3 does not divide": ["generation_tp=3"],
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_layouts_that_cannot_be(message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check("parallel.nproc=4", *(f"parallel.{word}" for word in REFUSED[message]))
+
+
+def test_who_can_be_cut() -> None:
+    with pytest.raises(ConfigError, match="tp 2 and pp 1 of the actor need verl's own decoder"):
+        check("parallel.nproc=2", "parallel.tp=2", "model.implementation=transformers", "rollout.backend=hf")
+    with pytest.raises(ConfigError, match="rollout.backend=hf generates in one process each, not in 2"):
+        check("parallel.nproc=2", "parallel.tp=2", "rollout.backend=hf")
+    check("parallel.nproc=2", "parallel.fsdp=2", "model.implementation=transformers", "rollout.backend=hf")
+
+
+def test_who_shares_processes() -> None:
+    roles = ["actor", "ref", "critic"]
+    placed = {
+        p: pools_of(config(f"parallel.placement={p}").parallel, roles) for p in ("colocated", "split", "standalone")
+    }
+    assert placed == {
+        "colocated": [roles],
+        "split": [["actor", "ref"], ["critic"]],
+        "standalone": [["actor"], ["ref"], ["critic"]],
+    }
+    assert pools_of(config("parallel.placement=split").parallel, ["actor", "ref"]) == [["actor", "ref"]]
+
+
+def test_a_role_is_cut_as_the_actor_but_for_what_it_says() -> None:
+    p = config("parallel.nproc=8", "parallel.tp=2", "parallel.fsdp=-1", "parallel.critic.pp=4").parallel
+    assert layout_of(p, "actor") == layout_of(p, "ref") == Layout(dp=4, tp=2, fsdp=4)
+    assert layout_of(p, "critic") == Layout(dp=1, pp=4, tp=2, fsdp=1)

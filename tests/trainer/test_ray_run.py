@@ -42,7 +42,7 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
     cfg = tiny_run.config(tmp_path, **settings(tmp_path, "two"), parallel={"nproc": 2, "deadline": 60.0})
     assert cfg.parallel.executor == "ray"
     run(cfg)
-    _same_metrics(one, two)
+    same_metrics(one, two)
     assert (one / "samples" / "step-000004.jsonl").read_text() == (two / "samples" / "step-000004.jsonl").read_text()
     assert distance(one, two) < TOLERANCE
 
@@ -57,9 +57,9 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
     assert distance(one, tmp_path / "third") < TOLERANCE, "a run on Ray is gone on with embedded"
 
 
-def _same_metrics(one: Path, two: Path) -> None:
+def same_metrics(one: Path, two: Path, steps: int = 5) -> None:
     left, right = tiny_run.metrics(one), tiny_run.metrics(two)
-    assert len(left) == len(right) >= 5
+    assert len(left) == len(right) >= steps
     for a, b in zip(left, right, strict=True):
         assert a.keys() == b.keys()
         for name, value in a.items():

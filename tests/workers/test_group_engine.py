@@ -7,6 +7,7 @@ from typing import Any
 from verl.controller.group import Done
 from verl.core.generation import Completion, GenRequest, SamplingParams
 from verl.core.protocols import RolloutEngine
+from verl.parallel.layout import Coord
 from verl.weights.publisher import InProcessPublisher
 from verl.workers.group_engine import GroupEngine
 
@@ -43,6 +44,11 @@ def done(request: GenRequest, finish: Any) -> Completion:
     return Completion(request.id, (1,), (0.0,), finish, (3,))
 
 
+def places(replicas: int) -> list[Coord]:
+    """Of as many replicas, of one rank each."""
+    return [Coord(dp, 0, 0) for dp in range(replicas)]
+
+
 def requests(groups: int, n: int) -> list[GenRequest]:
     return [
         GenRequest(f"{g}/{k}", str(g), (1, 2), SamplingParams(max_tokens=4)) for g in range(groups) for k in range(n)
@@ -51,7 +57,7 @@ def requests(groups: int, n: int) -> list[GenRequest]:
 
 def test_all_come_back_once() -> None:
     ranks = Ranks(2)
-    engine: RolloutEngine = GroupEngine(ranks, 2)
+    engine: RolloutEngine = GroupEngine(ranks, places(2))
     engine.submit(requests(3, 2))
     assert [{r.group_id for r in queue} for queue in ranks.queues] == [{"0", "2"}, {"1"}], "groups stay together"
     seen = []
@@ -65,7 +71,7 @@ def test_all_come_back_once() -> None:
 def test_abort_returns_each_request_once() -> None:
     """Two slices are asked for ahead, so some are done before the ranks hear of the abort."""
     ranks = Ranks(2)
-    engine = GroupEngine(ranks, 2)
+    engine = GroupEngine(ranks, places(2))
     asked = [r.id for r in requests(4, 2)]
     engine.submit(requests(4, 2))
     first = [c.request_id for c in engine.poll()]
@@ -78,6 +84,6 @@ def test_abort_returns_each_request_once() -> None:
 
 def test_publishing_is_a_version() -> None:
     ranks = Ranks(1)
-    engine = GroupEngine(ranks, 1)
+    engine = GroupEngine(ranks, places(1))
     InProcessPublisher(engine, dict).publish(7)
     assert ranks.version == 7 == engine.version

@@ -1,0 +1,58 @@
+"""Runs whose models are cut over processes in all ways at once: the samples and weights of the embedded run."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer import tiny_run
+from tests.trainer.test_ray_run import TOLERANCE, distance, same_metrics, settings
+from verl.trainer import run
+
+pytestmark = pytest.mark.slow
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "all axes, generation with tp 4": {
+        "nproc": 4,
+        "fsdp": 2,
+        "tp": 2,
+        "generation_tp": 4,
+        "ref": {"tp": 4, "fsdp": 1},
+        "critic": {"tp": 1, "pp": 2, "fsdp": -1},
+    },
+    "critic apart, generation of whole models": {
+        "nproc": 2,
+        "placement": "split",
+        "tp": 2,
+        "generation_tp": 1,
+        "critic": {"nproc": 1, "tp": 1},
+    },
+    "each apart, a pipeline that generates in one process each": {
+        "nproc": 2,
+        "placement": "standalone",
+        "pp": 2,
+        "ref": {"nproc": 1, "pp": 1},
+        "critic": {"nproc": 1, "pp": 1},
+    },
+}
+
+
+def short(folder: Path, out: str, **sections: Any) -> Any:
+    trainer = {"max_steps_per_episode": 3, "save_every": 0}
+    return tiny_run.config(folder, **settings(folder, out, trainer=trainer, **sections))
+
+
+@pytest.fixture(scope="module")
+def embedded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("layouts")
+    run(short(folder, "one"))
+    return folder
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_no_layout_changes_a_number(embedded: Path, name: str) -> None:
+    out = name.replace(" ", "-")
+    run(short(embedded, out, parallel={"deadline": 60.0, "threads": 1, **LAYOUTS[name]}))
+    same_metrics(embedded / "one", embedded / out, steps=3)
+    samples = Path("samples") / "step-000003.jsonl"
+    assert (embedded / "one" / samples).read_text() == (embedded / out / samples).read_text()
+    assert distance(embedded / "one", embedded / out) < TOLERANCE
