@@ -97,7 +97,7 @@ def _arguments() -> argparse.Namespace:
     flags.add_argument("--tp", type=at_least(1), default=4, help="training: tensor parallel ranks")
     flags.add_argument("--gen_pp", type=at_least(1), default=1, help="generation: pipeline stages")
     flags.add_argument("--gen_tp", type=at_least(1), default=2, help="generation: tensor parallel ranks")
-    flags.add_argument("--bucket_mb", type=at_least(1), default=64, help="MiB under way a rank and direction, at most")
+    flags.add_argument("--bucket_mb", type=at_least(1), default=16, help="MiB under way a rank and direction, at most")
     flags.add_argument("--runs", type=at_least(1), default=5, help="turns of each way that count; one more warms up")
     flags.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="gloo between CPUs, or NCCL")
     flags.add_argument("--plan_only", action="store_true", help="make the plan and count, and move nothing")
