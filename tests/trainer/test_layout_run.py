@@ -56,3 +56,21 @@ def test_no_layout_changes_a_number(embedded: Path, name: str) -> None:
     samples = Path("samples") / "step-000003.jsonl"
     assert (embedded / "one" / samples).read_text() == (embedded / out / samples).read_text()
     assert distance(embedded / "one", embedded / out) < TOLERANCE
+
+
+def test_a_run_goes_on_in_any_layout(embedded: Path) -> None:
+    """Half a run on four processes that hold parts, the other half on one; and the other way round."""
+    cut = {"nproc": 4, "fsdp": 2, "tp": 2, "critic": {"pp": 2, "tp": 1, "fsdp": -1}, "deadline": 60.0, "threads": 1}
+
+    def part(out: str, episodes: int, **parallel: Any) -> None:
+        trainer = {"max_steps_per_episode": 2, "num_episodes": episodes, "resume": out != "whole" and episodes == 2}
+        run(tiny_run.config(embedded, **settings(embedded, out, trainer=trainer), parallel=parallel))
+
+    part("whole", 2)
+    part("down", 1, **cut)
+    part("down", 2)
+    part("up", 1)
+    part("up", 2, **cut)
+    for out in ("down", "up"):
+        same_metrics(embedded / "whole", embedded / out, steps=4)
+        assert distance(embedded / "whole", embedded / out) < TOLERANCE, out

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from verl.checkpoint.sharded import Piece
 from verl.config.algorithm import UpdateConfig
 from verl.config.models import OptimConfig
 from verl.core.batch import Batch
@@ -267,19 +267,42 @@ class EmbeddedTrainEngine:
         if self._where != "device":
             raise RuntimeError(f"the {self.name} is placed on {self._where!r}; call place('device') first")
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that the next step depends on, with whole tensors; of several ranks on the first, {} on others."""
-        if self.optimizer is None:
-            return {}
-        state = {"optimizer": self.optimizer.state_dict(), "skipped_steps": self.skipped_steps}
-        return gathered(state, self.mesh.first)
+    def pieces(self) -> dict[str, Piece]:
+        """Masters and moments as they lie here, by KIND/NAME; {} of a frozen engine."""
+        return {f"{kind}/{name}": piece for kind, name, piece in self._pieces()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore it, from whole tensors on every rank, whatever layout they were gathered from."""
+    def owned_pieces(self) -> dict[str, Piece]:
+        """Those parts of `pieces` that this rank saves; data replicas have the same, of which one writes."""
+        params = self._params()
+        return {f"{kind}/{name}": self._owned(name, params[name], piece) for kind, name, piece in self._pieces()}
+
+    def _pieces(self) -> Iterator[tuple[str, str, Piece]]:
+        params = self._params()
+        for kind, tensors in self.optimizer.state().items() if self.optimizer is not None else ():
+            for name, tensor in tensors.items():
+                p = params[name]
+                yield kind, name, Piece(tensor, self.holding.box(name, p), self.holding.shape(name, p))
+
+    def _owned(self, name: str, p: Tensor, piece: Piece) -> Piece:
+        mine = piece.tensor[self.holding.own(name, p)] if piece.tensor.numel() else piece.tensor
+        return Piece(mine, self.holding.owned(name, p), piece.shape)
+
+    def _params(self) -> dict[str, Tensor]:
+        """By name, those that are trained."""
+        return {} if self.optimizer is None else dict(zip(self.optimizer.names, self.optimizer.params, strict=True))
+
+    def counters(self) -> dict[str, int]:
+        """The rest of what the next step depends on, the same on all ranks."""
+        return {"steps": 0 if self.optimizer is None else self.optimizer.steps, "skipped_steps": self.skipped_steps}
+
+    def load(self, counters: Mapping[str, int], read: Callable[[Mapping[str, Piece]], None]) -> None:
+        """Restore all of it. read: fills the tensors of `pieces`."""
         assert self.optimizer is not None
         release(self.module)
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.skipped_steps = int(state["skipped_steps"])
+        self.optimizer.restart(counters["steps"])
+        read(self.pieces())
+        self.optimizer.sync()
+        self.skipped_steps = counters["skipped_steps"]
 
 
 def _offloads(update: UpdateConfig, device: str, mesh: Mesh) -> bool:
