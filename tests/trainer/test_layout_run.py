@@ -72,5 +72,5 @@ def test_a_run_goes_on_in_any_layout(embedded: Path) -> None:
     part("up", 1)
     part("up", 2, **cut)
     for out in ("down", "up"):
-        same_metrics(embedded / "whole", embedded / out, steps=4)
+        assert [row["step"] for row in tiny_run.metrics(embedded / out)] == [0, 1, 2, 3, 4]
         assert distance(embedded / "whole", embedded / out) < TOLERANCE, out
