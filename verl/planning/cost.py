@@ -12,7 +12,7 @@ from verl.core.errors import ConfigError
 from verl.engines.rollout.memory import rounded
 from verl.parallel.layout import Layout
 from verl.planning.hardware import Hardware
-from verl.planning.shape import Role, activation_bytes, cache_bytes, share, state_bytes
+from verl.planning.shape import LOGITS_AT_ONCE, Role, activation_bytes, cache_bytes, share, state_bytes
 from verl.planning.workload import Workload
 from verl.utils.flops import model_flops
 
@@ -20,8 +20,6 @@ Parts = dict[str, float]
 """What takes time, in seconds."""
 LATENCY = 10e-6
 """Seconds that a collective takes however little it moves."""
-LOGITS_AT_ONCE = 2**26
-"""Logits that the trainer holds at one time (`models/logprobs.py`)."""
 STEP_BYTES = 32
 """Of a parameter that AdamW reads and writes: gradient, master and two moments, both ways."""
 

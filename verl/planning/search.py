@@ -301,6 +301,10 @@ class Search:
                 out.append(Miss(f"{' + '.join(names)} on {nproc} GPUs", self.least(names, nproc)))
         return out
 
+    def plain(self, name: RoleName, nproc: int) -> Seat:
+        """The role whole on every GPU."""
+        return seat(self.problem.role(name), Layout(dp=nproc), self.problem)
+
     def least(self, names: tuple[RoleName, ...], nproc: int) -> float:
         """Bytes that the fullest rank needs at least with one sequence in the cache, over all layouts."""
         return min(self.needs(seats) for seats in product(*(_useful(self.seats(n, nproc)) for n in names)))

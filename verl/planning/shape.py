@@ -12,6 +12,8 @@ from verl.models.cuts import Cuts
 
 GRADIENT_BYTES, MOMENT_BYTES, MASTER_BYTES = 4, 8, 4
 """Of a parameter, all fp32: its gradient, AdamW's two moments, and its master where it computes in less."""
+LOGITS_AT_ONCE = 2**26
+"""Logits that the trainer holds at one time (`models/logprobs.py`)."""
 RoleName = Literal["actor", "ref", "critic", "reward"]
 
 
@@ -65,17 +67,18 @@ def state_bytes(role: Role, tp: int = 1, pp: int = 1, fsdp: int = 1) -> float:
     Trained and sharded (fsdp > 1) the parts are the masters: 16 bytes a parameter; whole in bf16 18, in fp32 16.
     """
     n = share(role, tp, pp).params
-    return n * sum(of_parameter(role, fsdp).values()) / fsdp
+    return n * sum(of_parameter(role.width, role.trains, fsdp).values()) / fsdp
 
 
-def of_parameter(role: Role, fsdp: int = 1) -> dict[str, int]:
-    """Bytes that are kept of one parameter, by what they are."""
-    if not role.trains:
-        return {"weights": role.width}
+def of_parameter(width: int, trains: bool, fsdp: int = 1) -> dict[str, int]:
+    """Bytes that are kept of one parameter, by what they are. width: of a number as it computes."""
+    if not trains:
+        return {"weights": width}
     state = {"gradients (fp32)": GRADIENT_BYTES, "moments (fp32)": MOMENT_BYTES}
+    masters = {"masters (fp32)": MASTER_BYTES}
     if fsdp > 1:
-        return state | {"masters (fp32)": MASTER_BYTES}
-    return {"weights": role.width} | state | ({"masters (fp32)": MASTER_BYTES} if role.width < MASTER_BYTES else {})
+        return state | masters
+    return {"weights": width} | state | (masters if width < MASTER_BYTES else {})
 
 
 def activation_bytes(
