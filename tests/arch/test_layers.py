@@ -17,6 +17,7 @@ MAY_IMPORT = {
     "weights": BASE | {"parallel"},
     "controller": BASE | {"parallel"},
     "engines": BASE | {"models", "weights", "parallel", "data", "utils", "checkpoint"},
+    "planning": BASE | {"models", "parallel", "engines", "utils"},
     "checkpoint": BASE | {"weights"},
     "workers": BASE | {"engines", "checkpoint", "algos", "weights", "controller", "models", "parallel", "utils"},
 }
@@ -30,6 +31,10 @@ ONLY = {
     ("workers", "checkpoint"): ("verl.checkpoint.sharded",),
     ("engines", "data"): ("verl.data.packing",),
     ("engines", "utils"): ("verl.utils.flops", "verl.utils.monitoring"),
+    ("planning", "models"): ("verl.models.config", "verl.models.cuts"),
+    ("planning", "parallel"): ("verl.parallel.layout",),
+    ("planning", "engines"): ("verl.engines.rollout.memory",),
+    ("planning", "utils"): ("verl.utils.flops",),
     ("workers", "utils"): ("verl.utils.timing",),
 }
 """Where a layer may read some modules of another, not all of it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 
@@ -18,6 +19,7 @@ from verl.core.registry import suggestion
 
 COMMANDS = {
     "train": "train as a YAML file and section.key=value overrides say",
+    "plan": "find the placement and layouts that make a step shortest on N GPUs",
     "algorithms": "list the algorithm presets with their sources, or tell all of one",
     "config": "print the configuration reference, or one section of it",
 }
@@ -35,23 +37,41 @@ def _train(argv: Sequence[str]) -> int:
     parser.add_argument("--dry-run", action="store_true", help="print the resolved config and the sizes, train nothing")
     parser.add_argument("--resume", action="store_true", help="same as trainer.resume=true")
     options = parser.parse_strictly(argv, words_first=True)
-    return launch(resolve(_layers(options), preset_values()), options.dry_run)
-
-
-def _layers(options: argparse.Namespace) -> list[Tree]:
-    words = [*([options.config] if options.config else []), *options.overrides]
-    if not words:
-        raise ConfigError(
-            "CONFIG.yaml: verl train needs a file, such as examples/ppo/quickstart.yaml, or section.key=value; "
-            "see verl train --help"
-        )
-    layers = []
-    if words and not _is_override(words[0]):
-        layers.append(read_yaml(words.pop(0)))
-    layers += [parse_override(word) for word in words]
+    layers = _layers(_words(options), "train")
     if options.resume:
         layers.append({"trainer": {"resume": True}})
-    return layers
+    return launch(resolve(layers, preset_values()), options.dry_run)
+
+
+def _plan(argv: Sequence[str]) -> int:
+    from verl.cli import plan
+
+    parser = Parser(
+        override="",
+        prog="verl plan",
+        description="Find the placement and the layout of each role that make a step shortest, by an analytic cost\n"
+        "model (docs/planning.md). Reads model configs only: no weights, no data, no GPU.",
+        epilog="example: verl plan run.yaml algorithm.name=grpo actor.path=./llama/config.json --gpus 16",
+    )
+    parser.add_argument("words", nargs="*", metavar="CONFIG.yaml section.key=value", help="as for `verl train`")
+    plan.add_flags(parser)
+    options = parser.parse_strictly(argv)
+    return plan.run(resolve(_layers(options.words, "plan"), preset_values()), options, shlex.join(options.words))
+
+
+def _words(options: argparse.Namespace) -> list[str]:
+    return [*([options.config] if options.config else []), *options.overrides]
+
+
+def _layers(words: Sequence[str], command: str) -> list[Tree]:
+    """The file, if the first word is one, and the overrides."""
+    if not words:
+        raise ConfigError(
+            f"CONFIG.yaml: verl {command} needs a file, such as examples/ppo/quickstart.yaml, or section.key=value; "
+            f"see verl {command} --help"
+        )
+    file, rest = ([], words) if _is_override(words[0]) else ([read_yaml(words[0])], words[1:])
+    return [*file, *(parse_override(word) for word in rest)]
 
 
 def _is_override(word: str) -> bool:
@@ -106,7 +126,7 @@ def _dispatch(argv: Sequence[str]) -> int:
         parser.print_help()
         return 0
     command, rest = argv[0], argv[1:]
-    run = {"train": _train, "algorithms": _algorithms, "config": _config}.get(command)
+    run = {"train": _train, "plan": _plan, "algorithms": _algorithms, "config": _config}.get(command)
     if run is None:
         raise ConfigError(
             f"{command}: unknown command{suggestion(command, list(COMMANDS))}; commands: {', '.join(COMMANDS)}"

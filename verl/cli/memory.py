@@ -11,6 +11,7 @@ from verl.engines.rollout.memory import token_bytes
 from verl.engines.train.micro_batches import tokens_at_once
 from verl.models.config import DecoderConfig
 from verl.models.source import resolve
+from verl.planning.shape import LOGITS_AT_ONCE, activation_bytes, of_parameter
 from verl.trainer.build import pick_device
 
 GB = 1e9
@@ -22,8 +23,6 @@ _PIECES = 0.2
 """Of activations, on a host: freed memory between them that fits nothing (measured at 2,048 to 8,192 tokens)."""
 _SLOT_TOKENS = 64
 """The KV cache grows to a multiple of this many tokens (`SlotCache`), and by half the slots that it had."""
-_LOGITS_AT_ONCE = 2**26
-"""Logits that the trainer holds at one time (`models/logprobs.py`)."""
 
 
 @dataclass(frozen=True)
@@ -69,14 +68,12 @@ def _role(
     except ModelError as e:
         return RoleMemory(role, path, why=str(e))
     n, width, on_host = shape.num_params(head), 2 if cfg.model.dtype == "bfloat16" else 4, pick_device(cfg) == "cpu"
-    kept, passing = {"weights": n * width / GB}, {}
+    kept = {part: n * size / GB for part, size in of_parameter(width, trains).items()}
+    passing: dict[str, float] = {}
     if on_host and source.is_gguf:
         kept["model file (mapped)"] = source.path.stat().st_size / GB
     if trains:
-        kept |= {"gradients (fp32)": 4 * n / GB, "moments (fp32)": 8 * n / GB}
-        if width < 4:
-            kept["masters (fp32)"] = 4 * n / GB
-        a_token = _activation_bytes(shape, width, cfg.update.activation_checkpointing)
+        a_token = activation_bytes(shape, width, cfg.update.activation_checkpointing)
         passing["activations (rough)"] = tokens_at_once(cfg.update, pick_device(cfg)) * a_token / GB
         if on_host:
             passing["freed memory in pieces"] = _PIECES * passing["activations (rough)"]
@@ -101,14 +98,4 @@ def _cache_gb(cfg: RunConfig, longest: int, of_token: int) -> float:
 def _logits(cfg: RunConfig, vocab: int) -> int:
     """Most that are held at one time: those of a step's sampled tokens, of a micro-batch, or of a chunk."""
     sampled = cfg.trainer.prompts_per_step * cfg.rollout.n * cfg.rollout.max_response_tokens
-    return min(vocab * min(sampled, tokens_at_once(cfg.update, pick_device(cfg))), max(_LOGITS_AT_ONCE, vocab))
-
-
-def _activation_bytes(shape: DecoderConfig, width: int, recompute: bool) -> int:
-    """Of one token: what a layer keeps for its backward pass (inputs of norms and products, q, k, v, gate, up).
-
-    recompute: the layers keep their input only, and one of them at a time all of it.
-    """
-    q, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    layer = 4 * shape.hidden_size + 3 * q + 4 * kv + 4 * shape.intermediate_size
-    return (shape.num_layers * shape.hidden_size + layer if recompute else shape.num_layers * layer) * width
+    return min(vocab * min(sampled, tokens_at_once(cfg.update, pick_device(cfg))), max(LOGITS_AT_ONCE, vocab))
