@@ -64,8 +64,8 @@ def configure(layers: Sequence[Tree]) -> RunConfig:
     return resolve([embedded, user], preset_values())
 
 
-def main(argv: Sequence[str]) -> int:
-    cfg, dry_run = FlagTable(FLAGS, configure).parse(argv, description=__doc__)
+def main(argv: Sequence[str], description: str = __doc__) -> int:
+    cfg, dry_run = FlagTable(FLAGS, configure).parse(argv, description)
     return launch(cfg, dry_run)
 
 
