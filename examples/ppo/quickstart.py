@@ -17,46 +17,15 @@ from verl.cli.flags import Flag, FlagTable
 from verl.cli.launch import launch
 from verl.config import RunConfig, read_yaml, resolve
 from verl.config.loader import Tree, overlay
+from verl.config.names import NAMES
 
-FLAGS = (
-    Flag("actor_model_path", ("actor.path",)),
-    Flag("ref_model_path", ("ref.path",)),
-    Flag("critic_model_path", ("critic.path",)),
-    Flag("reward_model_path", ("reward.model_path",)),
-    Flag("dataset_name", ("data.dataset",)),
-    Flag("eval_dataset", ("data.eval_dataset",)),
-    Flag("eval_size", ("data.eval_size",)),
-    Flag("output_dir", ("trainer.output_dir",)),
-    Flag("num_episodes", ("trainer.num_episodes",)),
-    Flag("max_steps_per_episode", ("trainer.max_steps_per_episode",)),
-    Flag("algorithm", ("algorithm.name",)),
-    Flag(
-        "ppo_clip_coef",
-        ("algorithm.policy_loss.clip_low", "algorithm.policy_loss.clip_high"),
-        "The probability ratio is clipped to within this of 1.",
-    ),
-    Flag("kl_coef", ("algorithm.kl.coef",), "Weight of the KL to the reference; 0 builds no reference."),
-    Flag("learning_rate", ("actor.optim.lr",), "Peak learning rate of the actor."),
-    Flag("critic_learning_rate", ("critic.optim.lr",), "Peak learning rate of the critic."),
-    Flag("prompts_per_step", ("trainer.prompts_per_step",)),
-    Flag("samples_per_prompt", ("rollout.n",)),
-    Flag("mini_batches", ("update.mini_batches",)),
-    Flag("micro_batch_tokens", ("update.micro_batch_tokens",)),
-    Flag("max_prompt_tokens", ("data.max_prompt_tokens",)),
-    Flag("max_response_tokens", ("rollout.max_response_tokens",)),
-    Flag("temperature", ("rollout.sampling.temperature",)),
-    Flag("rollout", ("rollout.backend",)),
-    Flag("model_implementation", ("model.implementation",)),
-    Flag("dtype", ("model.dtype",)),
-    Flag("device", ("trainer.device",)),
-    Flag("nproc", ("parallel.nproc",)),
-    Flag("seed", ("trainer.seed",)),
-    Flag("log_every", ("trainer.log_every",)),
-    Flag("eval_every", ("eval.every",)),
-    Flag("save_every", ("trainer.save_every",)),
-    Flag("resume", ("trainer.resume",)),
-    Flag("overwrite", ("trainer.overwrite",)),
-)
+HELP = {
+    "ppo_clip_coef": "The probability ratio is clipped to within this of 1.",
+    "kl_coef": "Weight of the KL to the reference; 0 builds no reference.",
+    "learning_rate": "Peak learning rate of the actor.",
+    "critic_learning_rate": "Peak learning rate of the critic.",
+}
+FLAGS = tuple(Flag(name, paths, HELP.get(name, "")) for name, paths in NAMES.items())
 EMBEDDED = read_yaml(Path(__file__).with_name("quickstart.yaml"))
 OF_THE_TASK = ("data", "reward", "rollout.max_response_tokens", "trainer.max_steps_per_episode")
 OF_THE_MODEL = ("actor", "critic", "algorithm")
@@ -95,8 +64,8 @@ def configure(layers: Sequence[Tree]) -> RunConfig:
     return resolve([embedded, user], preset_values())
 
 
-def main(argv: Sequence[str]) -> int:
-    cfg, dry_run = FlagTable(FLAGS, configure).parse(argv, description=__doc__)
+def main(argv: Sequence[str], description: str = __doc__) -> int:
+    cfg, dry_run = FlagTable(FLAGS, configure).parse(argv, description)
     return launch(cfg, dry_run)
 
 

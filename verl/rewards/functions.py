@@ -6,6 +6,7 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 from verl.core import RewardError
@@ -28,8 +29,9 @@ class RewardFunction:
                 f"reward function {self.name!r}: it is of type {type(self.fn).__name__} and cannot be called; "
                 "give fn(prompts, responses)"
             )
-        if not math.isfinite(self.weight):
-            raise RewardError(f"reward function {self.name!r}: weight={self.weight} must be a finite number")
+        number = isinstance(self.weight, Real) and not isinstance(self.weight, bool)
+        if not number or not math.isfinite(self.weight):
+            raise RewardError(f"reward function {self.name!r}: weight={self.weight!r} must be a finite number")
         _check_arguments(self.name, self.fn)
 
     @classmethod
