@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from verl.controller.wire import Reply, decode
+from verl.core.span import Span
 
 
 @dataclass
@@ -47,6 +48,13 @@ class Call:
     def values(self) -> list[Any]:
         """What the ranks said, in their order."""
         return [self.replies[rank].value for rank in sorted(self.replies)]
+
+    def spans(self) -> list[Span]:
+        """When each rank worked for it."""
+        return [
+            Span(self.role, rank, self.method, reply.start, reply.start + reply.seconds)
+            for rank, reply in sorted(self.replies.items())
+        ]
 
     def count(self, stats: CallStats) -> None:
         stats.calls += 1

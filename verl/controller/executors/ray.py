@@ -9,6 +9,7 @@ import atexit
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
@@ -21,12 +22,15 @@ from verl.controller.host import Host
 from verl.controller.rank import Rank
 from verl.controller.resident import Resident
 from verl.core.errors import ConfigError, MissingDependency, WorkerError
+from verl.core.span import Span
 from verl.parallel.layout import Layout
 
 Place = tuple[str, str, int]
 """(node id, address of the node, process id)."""
 _ASKED, _GONE = 1.0, 10.0
 """Seconds that processes are waited for which Ray has told to end, and which were killed."""
+_SPANS = 10_000
+"""That a timeline holds: minutes of a run, and no memory that grows."""
 
 
 def load_ray() -> Any:
@@ -54,7 +58,7 @@ class Cluster:
 
     cpus: what a Ray that is started on this machine may hand out; address: of one that runs already, in place of
     starting one; deadline: seconds that a call may take from the moment it is made (roles on one pool wait for each
-    other).
+    other). timeline: what the ranks did in the last calls; whoever shows it clears it.
 
     Whatever fails in a call ends all processes of all pools, as ranks may wait for each other for ever.
     """
@@ -64,6 +68,7 @@ class Cluster:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         self.ray, self.deadline = load_ray(), deadline
         self.pools: list[ResourcePool] = []
+        self.timeline: deque[Span] = deque(maxlen=_SPANS)
         self._calls: list[Call] = []
         own: dict[str, Any] = {"include_dashboard": False, "num_cpus": cpus} if address is None else {}
         try:

@@ -83,6 +83,7 @@ class RayGroup:
         self.pool.check_alive()
         self.pool.cluster.drive(call)
         call.count(self.stats)
+        self.pool.cluster.timeline.extend(call.spans())
         return call
 
     def state_dict(self) -> dict[str, Any]:
