@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,12 +26,15 @@ class CallStats:
 
 @dataclass
 class Call:
-    """pending: what is waited for, and the rank that it comes from; expires: on the clock of time.monotonic."""
+    """pending: what is waited for, and the rank that it comes from; expires: on the clock of time.monotonic; places:
+    (node id, address, process id) of each rank.
+    """
 
     role: str
     method: str
     pending: dict[Any, int]
     expires: float
+    places: Sequence[tuple[str, str, int]] = ()
     sent: int = 0
     received: int = 0
     replies: dict[int, Reply] = field(default_factory=dict)
