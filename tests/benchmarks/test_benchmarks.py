@@ -79,6 +79,11 @@ WRONG = [
     ("reshard.py", "--model 2b", "invalid choice: '2b'"),
     ("fsdp_memory.py", "--ranks 1,0", "--ranks: '0' is no whole number of 1 or more"),
     ("fsdp_memory.py", "--tokens 64", "--tokens: 64 holds no sequence of --length 128"),
+    ("controller.py", "--sequences 12", "--sequences: 12 is no multiple of the 8 samples of a prompt"),
+    ("controller.py", "--ranks 1,0", "--ranks: '0' is no whole number of 1 or more"),
+    ("timeline.py", "--processes 3", "--processes: 3 cannot be halved"),
+    ("timeline.py", "--method advnce=1", "no method 'advnce'; there are advance, "),
+    ("timeline.py", "--method advance=-1", "'-1' is no number of seconds from 0 to 60"),
     ("growth.py", "--steps 4", "--settled: 5 is not before the last of --steps 4"),
     ("growth.py", "--config nope.yaml", "no such config file"),
 ]
@@ -281,6 +286,38 @@ def test_memory_report():
     }
     rows = "\n".join(memory.report(seen))
     assert "+5.0 %" in rows and "+25.0 %" in rows and "0.50 of TRL's" in rows
+
+
+def test_controller_report_and_its_exponents():
+    import controller
+
+    from cases.control import Stepped
+
+    assert controller.exponent({1: 3.0, 2: 6.0, 8: 24.0}) == pytest.approx(1.0)
+    assert controller.exponent({1: 5.0, 4: 10.0}) == pytest.approx(0.5)
+    seen = {
+        ("growing", 1, 64): [Stepped(2.0, 1.0, 3_000_000, 500_000, {"rollout": 0.5})],
+        ("growing", 2, 128): [Stepped(5.0, 4.0, 6_000_000, 1_000_000, {"rollout": 0.7})],
+    }
+    rows = controller.report(seen, tokens=10)
+    want = ["growing", "2", "1280", "4.000", "4.000", "4.000", "5.000", "6.00", "1.00", "5468.8", "rollout", "0.700"]
+    assert rows[2].split() == want
+    assert "power 2.00, bytes to the power 1.00" in rows[3] and len(rows) == 4, "nothing is said of what was not run"
+
+
+def test_pretenders_take_and_give_what_the_real_workers_do():
+    """Every operation that a step of the loop calls is there, on the same columns."""
+    from cases.pretend import PRETENDERS
+    from verl.workers.actor_rollout import ActorRolloutWorker
+    from verl.workers.critic import CriticWorker
+    from verl.workers.reference import ReferenceWorker
+
+    real = {"actor": ActorRolloutWorker, "ref": ReferenceWorker, "critic": CriticWorker}
+    for role, pretender in PRETENDERS.items():
+        theirs = real[role].operations()
+        assert pretender.operations().items() <= theirs.items()
+        spare = {"abort", "described", "export", "place", "old_logprobs_and_squares"}
+        assert theirs.keys() - pretender.operations().keys() <= spare
 
 
 def test_fsdp_memory_report():

@@ -18,6 +18,7 @@ from verl.controller.group import gather
 from verl.core.batch import Batch, cumulative
 from verl.core.errors import ConfigError, WorkerError
 from verl.parallel.layout import Layout
+from verl.utils.timeline import at_once
 
 DEADLINE = 20.0
 
@@ -124,8 +125,13 @@ def _check_both_at_once(a: RayGroup, c: RayGroup) -> None:
     start = time.monotonic()
     futures = [a.call("sleep", seconds=1.0), c.call("sleep", seconds=1.0)]
     assert time.monotonic() - start < 0.5, "a call returns at once"
+    a.pool.cluster.timeline.clear()
     gather(*futures)
     assert time.monotonic() - start < 1.8
+    spans = list(a.pool.cluster.timeline)
+    assert [(s.role, s.rank, s.method) for s in spans] == [("a", 0, "sleep"), ("a", 1, "sleep"), ("c", 0, "sleep")]
+    assert all(1.0 <= s.end - s.start < 1.5 and abs(s.end - time.time()) < 1.5 for s in spans)
+    assert at_once(spans) > 0.5
     assert c.stats.worker_seconds >= 1.0 and 0 <= c.stats.seconds - c.stats.worker_seconds < 0.5
 
 

@@ -90,7 +90,7 @@ class Host:
 
 
 class _Attempt:
-    """`with _Attempt() as attempt: attempt.reply = ...`; `reply` then has the seconds, or what the block raised.
+    """`with _Attempt() as attempt: attempt.reply = ...`; `reply` then has its times, or what the block raised.
 
     No exception of outside code crosses the wire: its class may be unknown on the other side.
     """
@@ -98,7 +98,7 @@ class _Attempt:
     reply: Reply
 
     def __enter__(self) -> _Attempt:
-        self._start = time.perf_counter()
+        self._start, self._began = time.perf_counter(), time.time()
         return self
 
     def __exit__(
@@ -109,5 +109,5 @@ class _Attempt:
             text = "".join(traceback.format_exception(kind, error, trace))
             self.reply = Reply(error=describe(error), traceback=text)
         if error is None or caught:
-            self.reply = replace(self.reply, seconds=time.perf_counter() - self._start)
+            self.reply = replace(self.reply, start=self._began, seconds=time.perf_counter() - self._start)
         return caught

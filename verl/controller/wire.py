@@ -39,12 +39,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """value: what the method returned, None where this rank does not answer; seconds: that it took.
+    """value: what the method returned, None where this rank does not answer; start: when the rank began, as time.time()
+    has it there; seconds: that it took.
 
     stored: the columns that it returned and that stay there; error, traceback: set where it raised.
     """
 
     value: Any = None
+    start: float = 0.0
     seconds: float = 0.0
     stored: tuple[str, ...] = ()
     error: str = ""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from verl.controller.wire import Reply, decode
+from verl.core.span import Span
 
 
 @dataclass
@@ -24,12 +26,15 @@ class CallStats:
 
 @dataclass
 class Call:
-    """pending: what is waited for, and the rank that it comes from; expires: on the clock of time.monotonic."""
+    """pending: what is waited for, and the rank that it comes from; expires: on the clock of time.monotonic; places:
+    (node id, address, process id) of each rank.
+    """
 
     role: str
     method: str
     pending: dict[Any, int]
     expires: float
+    places: Sequence[tuple[str, str, int]] = ()
     sent: int = 0
     received: int = 0
     replies: dict[int, Reply] = field(default_factory=dict)
@@ -47,6 +52,13 @@ class Call:
     def values(self) -> list[Any]:
         """What the ranks said, in their order."""
         return [self.replies[rank].value for rank in sorted(self.replies)]
+
+    def spans(self) -> list[Span]:
+        """When each rank worked for it."""
+        return [
+            Span(self.role, rank, self.method, reply.start, reply.start + reply.seconds)
+            for rank, reply in sorted(self.replies.items())
+        ]
 
     def count(self, stats: CallStats) -> None:
         stats.calls += 1

@@ -9,24 +9,26 @@ import atexit
 import logging
 import os
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections import deque
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, NoReturn
 
-import psutil
-
 from verl.controller.executors.call import Call
+from verl.controller.executors.processes import GONE, end_processes, stopped_processes
 from verl.controller.host import Host
 from verl.controller.rank import Rank
 from verl.controller.resident import Resident
 from verl.core.errors import ConfigError, MissingDependency, WorkerError
+from verl.core.span import Span
 from verl.parallel.layout import Layout
 
 Place = tuple[str, str, int]
 """(node id, address of the node, process id)."""
-_ASKED, _GONE = 1.0, 10.0
-"""Seconds that processes are waited for which Ray has told to end, and which were killed."""
+_BLAME = 2.0
+"""Seconds in which Ray tells of a process that has died, after another raised because of it."""
+_SPANS = 10_000
+"""That a timeline holds: minutes of a run, and no memory that grows."""
 
 
 def load_ray() -> Any:
@@ -54,7 +56,7 @@ class Cluster:
 
     cpus: what a Ray that is started on this machine may hand out; address: of one that runs already, in place of
     starting one; deadline: seconds that a call may take from the moment it is made (roles on one pool wait for each
-    other).
+    other). timeline: what the ranks did in the last calls; whoever shows it clears it.
 
     Whatever fails in a call ends all processes of all pools, as ranks may wait for each other for ever.
     """
@@ -64,6 +66,7 @@ class Cluster:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         self.ray, self.deadline = load_ray(), deadline
         self.pools: list[ResourcePool] = []
+        self.timeline: deque[Span] = deque(maxlen=_SPANS)
         self._calls: list[Call] = []
         own: dict[str, Any] = {"include_dashboard": False, "num_cpus": cpus} if address is None else {}
         try:
@@ -96,7 +99,8 @@ class Cluster:
         for pool in pools:
             for process in pool.processes:
                 self.ray.kill(process, no_restart=True)
-        self._end([place for pool in pools for place in pool.places])
+        # Ray asks a process to end, and one that is stopped does not listen.
+        self._on_nodes(end_processes, [place for pool in pools for place in pool.places])
         for pool in pools:
             self.ray.util.remove_placement_group(pool.group)
 
@@ -104,21 +108,27 @@ class Cluster:
         self.kill(error)
         raise error
 
-    def _end(self, places: Sequence[Place]) -> None:
-        """Make sure: Ray asks a process to end, and one that is stopped does not listen."""
+    def _on_nodes(self, work: Callable[[Sequence[int]], list[int]], places: Sequence[Place]) -> set[tuple[str, int]]:
+        """Do `work` with the process ids of each node on that node: (node id, process id) of those that it returns. A
+        node that does not answer in time returns none.
+        """
         here = self.ray.get_runtime_context().get_node_id()
-        end_processes([pid for node, _, pid in places if node == here])
+        pids: dict[str, list[int]] = {}
+        for node, _, pid in places:
+            pids.setdefault(node, []).append(pid)
         strategy = self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
-        jobs = []
-        for node in {node for node, _, _ in places} - {here}:
-            there = self.ray.remote(end_processes).options(num_cpus=0, scheduling_strategy=strategy(node, soft=True))
-            jobs.append(there.remote([pid for n, _, pid in places if n == node]))
-        if jobs:
-            self.ray.wait(jobs, num_returns=len(jobs), timeout=_GONE)
+        jobs = {}
+        for node in pids.keys() - {here}:
+            there = self.ray.remote(work).options(num_cpus=0, scheduling_strategy=strategy(node, soft=True))
+            jobs[there.remote(pids[node])] = node
+        done = {here: work(pids.get(here, []))}
+        ready, _ = self.ray.wait(list(jobs), num_returns=len(jobs), timeout=GONE) if jobs else ([], [])
+        done |= {jobs[job]: self.ray.get(job) for job in ready}
+        return {(node, pid) for node, some in done.items() for pid in some}
 
-    def call(self, role: str, method: str, refs: dict[Any, int], sent: int = 0) -> Call:
+    def call(self, role: str, method: str, refs: dict[Any, int], places: Sequence[Place], sent: int = 0) -> Call:
         """Watch over a call that has just been sent. refs: its answers to be, and the rank of each."""
-        call = Call(role, method, refs, time.monotonic() + self.deadline, sent)
+        call = Call(role, method, refs, time.monotonic() + self.deadline, places, sent)
         self._calls.append(call)
         return call
 
@@ -129,8 +139,7 @@ class Cluster:
             first = min((c for c in self._calls if c.pending), key=lambda c: c.expires)
             ready, _ = self.ray.wait(list(waiting), timeout=max(0.0, first.expires - time.monotonic()))
             if not ready:
-                what = f"no answer within {self.deadline:g} seconds (parallel.deadline); all processes were ended"
-                self.fail(_error(first, min(first.pending.values()), what))
+                self.fail(self._silent(first))
             for ref in ready:
                 self._take(waiting[ref], ref)
         self._calls = [c for c in self._calls if c.pending]
@@ -141,32 +150,44 @@ class Cluster:
         try:
             data = self.ray.get(ref)
         except self.ray.exceptions.RayError as e:
-            died = isinstance(e, self.ray.exceptions.RayActorError)
-            what = "its process has died; all others were ended" if died else type(e).__name__
-            self.fail(_error(call, rank, what, str(e)))
+            self.fail(self._lost(call, rank, e))
         reply = call.take(ref, data)
         if reply.error:
-            self.fail(_error(call, rank, reply.error, reply.traceback))
+            self.fail(self._dead() or _error(call, rank, reply.error, reply.traceback))
+
+    def _lost(self, call: Call, rank: int, error: Exception) -> WorkerError:
+        if isinstance(error, self.ray.exceptions.RayActorError):
+            cause = "where nobody killed it, its machine may have run out of memory"
+            return _error(call, rank, f"its process has died ({cause}); all others were ended")
+        return _error(call, rank, type(error).__name__, str(error))
+
+    def _dead(self) -> WorkerError | None:
+        """Of a process that has died, where one has: peers that met it in a collective raise, and are not to blame."""
+        waiting = {ref: call for call in self._calls for ref in call.pending}
+        if not waiting:
+            return None
+        ready, _ = self.ray.wait(list(waiting), num_returns=len(waiting), timeout=_BLAME)
+        for ref in ready:
+            try:
+                self.ray.get(ref)
+            except self.ray.exceptions.RayActorError as e:
+                return self._lost(waiting[ref], waiting[ref].pending[ref], e)
+        return None
+
+    def _silent(self, call: Call) -> WorkerError:
+        """Of a call whose deadline has passed. A process that is stopped is named before those that may wait for it."""
+        ranks = sorted(call.pending.values())
+        placed = {rank: (call.places[rank][0], call.places[rank][2]) for rank in ranks if rank < len(call.places)}
+        found = self._on_nodes(stopped_processes, [call.places[rank] for rank in placed])
+        stopped = [rank for rank in ranks if placed.get(rank) in found]
+        what = f"no answer within {self.deadline:g} seconds (parallel.deadline)"
+        what += ", its process is stopped" * bool(stopped)
+        what += f"; ranks {', '.join(map(str, ranks))} were waited for" * (len(ranks) > 1)
+        return _error(call, (stopped or ranks)[0], f"{what}; all processes were ended")
 
 
 def _error(call: Call, rank: int, what: str, trace: str = "") -> WorkerError:
     return WorkerError(what, role=call.role, rank=rank, method=call.method, traceback=trace)
-
-
-def end_processes(pids: Sequence[int]) -> None:
-    """SIGKILL to these processes of this machine and to all below them, those that have ended by themselves excepted;
-    returns when they are gone.
-    """
-    found: list[psutil.Process] = []
-    for pid in pids:
-        with suppress(psutil.NoSuchProcess):
-            process = psutil.Process(pid)
-            found += [*process.children(recursive=True), process]
-    _, left = psutil.wait_procs(found, timeout=_ASKED)
-    for process in left:
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
-    psutil.wait_procs(left, timeout=_GONE)
 
 
 class ResourcePool:
@@ -225,7 +246,7 @@ class ResourcePool:
         self.check_alive()
         pairs = zip(self.processes, args, strict=False)
         refs = {process.setup.remote(method, *own): rank for rank, (process, own) in enumerate(pairs)}
-        return self.cluster.drive(self.cluster.call(role, method, refs)).values()
+        return self.cluster.drive(self.cluster.call(role, method, refs, self.places)).values()
 
     def _join(self, backend: str) -> None:
         nodes = {node for node, _, _ in self.places}

@@ -76,13 +76,14 @@ class RayGroup:
         self.pool.check_alive()
         packed = {rank: encode(request) for rank, request in requests.items()}
         refs = {self.pool.processes[rank].execute.remote(data): rank for rank, data in packed.items()}
-        return self.pool.cluster.call(self.role, method, refs, sum(map(len, packed.values())))
+        return self.pool.cluster.call(self.role, method, refs, self.pool.places, sum(map(len, packed.values())))
 
     def finish(self, call: Call) -> Call:
         """Wait for all replies and count them."""
         self.pool.check_alive()
         self.pool.cluster.drive(call)
         call.count(self.stats)
+        self.pool.cluster.timeline.extend(call.spans())
         return call
 
 
