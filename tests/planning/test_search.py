@@ -209,7 +209,7 @@ def test_70b_does_not_fit_on_one_node() -> None:
     # 16 bytes for each parameter of actor and critic and 2 of the reference, 72 GB usable
     assert smallest is not None and smallest >= 34 * 70e9 / 72e9
     text = refusal(of, search)
-    assert text.startswith("--gpus 8: nothing fits into 80 GB a GPU") and f"--gpus {smallest} would do" in text
+    assert text.startswith("--gpus: nothing fits into 8 of 80 GB") and f"--gpus {smallest} would do" in text
     assert "actor 70.6B parameters x 18 bytes" in text
 
 

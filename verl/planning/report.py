@@ -125,7 +125,7 @@ def refusal(problem: Problem, search: Search) -> str:
     misses = "; ".join(_miss(miss, problem) for miss in search.misses())
     more = f"--gpus {smallest} would do" if smallest else "more GPUs of this size do not help either"
     return (
-        f"--gpus {hw.gpus}: nothing fits into {hw.gpu_memory_gb:g} GB a GPU ({', '.join(states)}): {misses}; {more}, "
+        f"--gpus: nothing fits into {hw.gpus} of {hw.gpu_memory_gb:g} GB ({', '.join(states)}): {misses}; {more}, "
         "or set update.activation_checkpointing=true, update.cpu_offload=true or a lower update.micro_batch_tokens"
     )
 
