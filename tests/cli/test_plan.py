@@ -41,7 +41,7 @@ def test_prints_plans_reasons_and_what_to_paste(config: Path, capsys: pytest.Cap
 
 def test_json_is_the_same_and_a_config_alone_is_enough(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = config.parent / "model" / "config.json"
-    words = [f"actor.path={path}", "algorithm.name=grpo", "update.activation_checkpointing=true"]
+    words = [f"actor.path={path}", "algorithm.name=grpo", "algorithm.kl.coef=0", "update.activation_checkpointing=true"]
     assert main(["plan", *words, "--gpus", "8", "--json", "--top", "2"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert len(found["plans"]) == 2 and found["gpus"] == 8

@@ -265,16 +265,16 @@ class Search:
         """All that a set of roles on so many GPUs can be and fits, without those that another beats in all respects
         (with the actor's layout the same).
         """
+        alone = len(names) == len(self.problem.roles)
         rest = [name for name in names if name != "actor"]
-        beside = _front([tuple(seats) for seats in product(*(_useful(self.seats(name, nproc)) for name in rest))])
+        beside = _front(list(product(*(_useful(self.seats(name, nproc)) for name in rest))), alone)
         if "actor" not in names:
-            made = [seated(seats, None, self.reward, self.problem) for seats in beside]
-            return _shortest([pool for pool in made if pool is not None])
+            return _shortest([seated(seats, None, self.reward, self.problem) for seats in beside], alone)
         out = []
         for actor in self.seats("actor", nproc):
             for tp in tensor_sizes(actor.role, nproc, self.problem.hardware):
                 made = [seated((actor, *seats), tp, self.reward, self.problem) for seats in beside]
-                out += _shortest([pool for pool in made if pool is not None])
+                out += _shortest(made, alone)
         return out
 
     def smallest(self) -> int | None:
@@ -336,22 +336,28 @@ def _bound(options: Sequence[Sequence[Pool]]) -> float:
 
 def _useful(seats: Sequence[Seat]) -> list[Seat]:
     """Without those that another beats in memory and in time."""
-    return [s for (s,) in _front([(s,) for s in seats])]
+    return [s for (s,) in _front([(s,) for s in seats], False)]
 
 
-def _front(groups: Sequence[tuple[Seat, ...]]) -> list[tuple[Seat, ...]]:
-    """Groups that no other beats in what is kept, what passes, scoring and training."""
+def _front(groups: Sequence[tuple[Seat, ...]], alone: bool) -> list[tuple[Seat, ...]]:
+    """Groups that no other beats in what is kept, what passes, scoring and training; alone: there is no other pool to
+    wait for, so that only the sum of the two counts.
+    """
 
     def marks(g: tuple[Seat, ...]) -> tuple[float, ...]:
         passing = max((s.passing for s in g), default=0.0)
-        return sum(s.kept for s in g), passing, sum(s.score_s for s in g), sum(s.train_s for s in g)
+        score, train = sum(s.score_s for s in g), sum(s.train_s for s in g)
+        return (sum(s.kept for s in g), passing, *((score + train,) if alone else (score, train)))
 
     return [g for _, g in _undominated([(marks(g), g) for g in groups])]
 
 
-def _shortest(pools: Sequence[Pool]) -> list[Pool]:
-    """Pools that no other beats in seconds of any stage."""
-    return [p for _, p in _undominated([((p.first, p.score, p.train), p) for p in pools])]
+def _shortest(pools: Sequence[Pool | None], alone: bool) -> list[Pool]:
+    """Of those that fit the ones that no other beats in seconds of any stage, or alone in their sum."""
+    there = [pool for pool in pools if pool is not None]
+    if alone:
+        return [min(there, key=lambda p: p.first + p.score + p.train)] if there else []
+    return [p for _, p in _undominated([((p.first, p.score, p.train), p) for p in there])]
 
 
 def _undominated(marked: Sequence[tuple[tuple[float, ...], T]]) -> list[tuple[tuple[float, ...], T]]:
