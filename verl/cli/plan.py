@@ -19,8 +19,9 @@ from verl.models.source import read_config
 from verl.planning.hardware import USABLE, Hardware
 from verl.planning.overrides import overrides
 from verl.planning.report import HEADS, data, reasons, refusal, rows
-from verl.planning.search import Problem, Search
+from verl.planning.search import Search
 from verl.planning.shape import Role
+from verl.planning.space import Problem
 from verl.planning.workload import Workload
 
 RATES = ("gpus_per_node", "gpu_memory_gb", "tflops", "hbm_gbps", "link_gbps", "network_gbps")

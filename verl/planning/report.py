@@ -8,8 +8,11 @@ from verl.config.parallel import ParallelConfig
 from verl.parallel.layout import Layout
 from verl.planning.hardware import USABLE
 from verl.planning.overrides import overrides
-from verl.planning.search import Miss, Plan, Pool, Problem, Search
+from verl.planning.pool import Pool
+from verl.planning.proposal import Plan
+from verl.planning.search import Miss, Search
 from verl.planning.shape import of_parameter
+from verl.planning.space import Problem
 
 HEADS = ("", "placement", "GPUs", "layout", "generate", "score", "train", "reshard", "step", "samples/s", "GB a GPU")
 Row = tuple[str, ...]
