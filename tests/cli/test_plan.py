@@ -72,6 +72,14 @@ def test_refuses_in_one_line(flags: list[str], message: str, config: Path, capsy
     assert printed.err.startswith(f"error: {message}") and printed.err.count("\n") == 1
 
 
+def test_help_reads_well(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as e:
+        main(["plan", "--help"])
+    out = capsys.readouterr().out
+    assert e.value.code == 0 and "usage: verl plan [CONFIG.yaml] [section.key=value ...] --gpus N" in out
+    assert "a plan fills 0.9 of it" in out
+
+
 def test_names_the_smallest_number_that_fits(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(config), "--gpus", "1"]) == 2
     text = capsys.readouterr().err

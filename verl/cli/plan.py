@@ -32,8 +32,20 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     flag = parser.add_argument
     flag("--gpus", type=int, required=True, metavar="N", help="GPUs that there are")
     flag("--gpus_per_node", type=int, default=8, metavar="N", help="GPUs of one machine (default 8)")
-    flag("--gpu_memory_gb", type=float, default=80.0, metavar="GB", help=f"of a GPU; {USABLE:.0%} is used (default 80)")
-    flag("--tflops", type=float, default=989.0, help="10^12 operations a second of a GPU in bf16 (default 989)")
+    flag(
+        "--gpu_memory_gb",
+        type=float,
+        default=80.0,
+        metavar="GB",
+        help=f"of a GPU; a plan fills {USABLE:g} of it (default 80)",
+    )
+    flag(
+        "--tflops",
+        type=float,
+        default=989.0,
+        metavar="T",
+        help="10^12 operations a second of a GPU in bf16 (default 989)",
+    )
     flag("--hbm_gbps", type=float, default=3350.0, metavar="GB/s", help="memory bandwidth of a GPU (default 3350)")
     flag("--link_gbps", type=float, default=900.0, metavar="GB/s", help="of a GPU within its node (default 900)")
     flag("--network_gbps", type=float, default=50.0, metavar="GB/s", help="of a GPU between nodes (default 50)")
