@@ -8,8 +8,8 @@ from typing import Any
 from verl.models.config import DecoderConfig
 from verl.models.rope import RopeConfig
 from verl.planning.hardware import Hardware
-from verl.planning.search import Problem
 from verl.planning.shape import Role
+from verl.planning.space import Problem
 from verl.planning.workload import Workload
 
 

@@ -49,11 +49,14 @@ def _plan(argv: Sequence[str]) -> int:
     parser = Parser(
         override="",
         prog="verl plan",
+        usage="verl plan [CONFIG.yaml] [section.key=value ...] --gpus N [flags]",
         description="Find the placement and the layout of each role that make a step shortest, by an analytic cost\n"
         "model (docs/planning.md). Reads model configs only: no weights, no data, no GPU.",
         epilog="example: verl plan run.yaml algorithm.name=grpo actor.path=./llama/config.json --gpus 16",
     )
-    parser.add_argument("words", nargs="*", metavar="CONFIG.yaml section.key=value", help="as for `verl train`")
+    parser.add_argument(
+        "words", nargs="*", metavar="CONFIG.yaml ...", help="a file, then section.key=value, as for `verl train`"
+    )
     plan.add_flags(parser)
     options = parser.parse_strictly(argv)
     return plan.run(resolve(_layers(options.words, "plan"), preset_values()), options, shlex.join(options.words))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -16,12 +15,13 @@ from verl.algos.algorithm import Algorithm
 from verl.config.run import RunConfig
 from verl.core.errors import ConfigError, ModelError
 from verl.models.config import DecoderConfig
-from verl.models.source import first_line, resolve
+from verl.models.source import read_config
 from verl.planning.hardware import USABLE, Hardware
 from verl.planning.overrides import overrides
 from verl.planning.report import HEADS, data, reasons, refusal, rows
-from verl.planning.search import Problem, Search
+from verl.planning.search import Search
 from verl.planning.shape import Role
+from verl.planning.space import Problem
 from verl.planning.workload import Workload
 
 RATES = ("gpus_per_node", "gpu_memory_gb", "tflops", "hbm_gbps", "link_gbps", "network_gbps")
@@ -32,8 +32,20 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     flag = parser.add_argument
     flag("--gpus", type=int, required=True, metavar="N", help="GPUs that there are")
     flag("--gpus_per_node", type=int, default=8, metavar="N", help="GPUs of one machine (default 8)")
-    flag("--gpu_memory_gb", type=float, default=80.0, metavar="GB", help=f"of a GPU; {USABLE:.0%} is used (default 80)")
-    flag("--tflops", type=float, default=989.0, help="10^12 operations a second of a GPU in bf16 (default 989)")
+    flag(
+        "--gpu_memory_gb",
+        type=float,
+        default=80.0,
+        metavar="GB",
+        help=f"of a GPU; a plan fills {USABLE:g} of it (default 80)",
+    )
+    flag(
+        "--tflops",
+        type=float,
+        default=989.0,
+        metavar="T",
+        help="10^12 operations a second of a GPU in bf16 (default 989)",
+    )
     flag("--hbm_gbps", type=float, default=3350.0, metavar="GB/s", help="memory bandwidth of a GPU (default 3350)")
     flag("--link_gbps", type=float, default=900.0, metavar="GB/s", help="of a GPU within its node (default 900)")
     flag("--network_gbps", type=float, default=50.0, metavar="GB/s", help="of a GPU between nodes (default 50)")
@@ -85,21 +97,9 @@ def problem_of(cfg: RunConfig, hardware: Hardware) -> Problem:
 def shape_of(key: str, path: str, cfg: RunConfig) -> DecoderConfig:
     """Of a model as in actor.path, or of a config.json alone. ModelError where verl's decoder does not know it."""
     try:
-        return DecoderConfig.from_hf(_hf_config(path, cfg.model.trust_remote_code))
+        return DecoderConfig.from_hf(read_config(path, cfg.model.trust_remote_code))
     except ModelError as e:
         raise ModelError(f"{key}: a plan needs the shape of the model: {e}") from e
-
-
-def _hf_config(path: str, trust_remote_code: bool) -> Any:
-    file = Path(path).expanduser()
-    if file.suffix != ".json" or not file.is_file():
-        return resolve(path, trust_remote_code).hf_config()
-    from transformers import AutoConfig
-
-    try:
-        return AutoConfig.from_pretrained(file, local_files_only=True, trust_remote_code=trust_remote_code)
-    except Exception as e:  # each version of transformers checks fields with errors of its own
-        raise ModelError(f"{path}: not the config of a model ({first_line(e)})") from e
 
 
 def _given(cfg: RunConfig, problem: Problem) -> list[str]:

@@ -201,6 +201,14 @@ def resolve(path: str | Path, trust_remote_code: bool = False) -> ModelSource:
     return ModelSource(_hub_folder(text), text, trust_remote_code)
 
 
+def read_config(path: str, trust_remote_code: bool = False) -> Any:
+    """transformers' config of a model as in `resolve`, or of a config.json alone, without weights beside it."""
+    file = Path(path).expanduser()
+    if file.suffix == ".json" and file.is_file():
+        return ModelSource(file, path, trust_remote_code).hf_config()
+    return resolve(path, trust_remote_code).hf_config()
+
+
 def _gguf_of_package(package: str) -> Path:
     try:
         files = metadata.files(package) or []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from verl.config.parallel import ParallelConfig, RoleLayout
-from verl.planning.search import Plan
+from verl.planning.proposal import Plan
 
 
 def overrides(plan: Plan, have: ParallelConfig) -> list[str]:

@@ -8,8 +8,11 @@ from verl.config.parallel import ParallelConfig
 from verl.parallel.layout import Layout
 from verl.planning.hardware import USABLE
 from verl.planning.overrides import overrides
-from verl.planning.search import Miss, Plan, Pool, Problem, Search
+from verl.planning.pool import Pool
+from verl.planning.proposal import Plan
+from verl.planning.search import Miss, Search
 from verl.planning.shape import of_parameter
+from verl.planning.space import Problem
 
 HEADS = ("", "placement", "GPUs", "layout", "generate", "score", "train", "reshard", "step", "samples/s", "GB a GPU")
 Row = tuple[str, ...]
@@ -125,7 +128,7 @@ def refusal(problem: Problem, search: Search) -> str:
     misses = "; ".join(_miss(miss, problem) for miss in search.misses())
     more = f"--gpus {smallest} would do" if smallest else "more GPUs of this size do not help either"
     return (
-        f"--gpus {hw.gpus}: nothing fits into {hw.gpu_memory_gb:g} GB a GPU ({', '.join(states)}): {misses}; {more}, "
+        f"--gpus: nothing fits into {hw.gpus} of {hw.gpu_memory_gb:g} GB ({', '.join(states)}): {misses}; {more}, "
         "or set update.activation_checkpointing=true, update.cpu_offload=true or a lower update.micro_batch_tokens"
     )
 

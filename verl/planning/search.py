@@ -7,110 +7,22 @@ every respect, or cannot beat what was found, is left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from heapq import nsmallest
 from itertools import product
-from typing import TypeVar
 
 from verl.parallel.layout import Layout
 from verl.planning import cost
-from verl.planning.cost import Generation, Parts
-from verl.planning.hardware import Hardware
-from verl.planning.shape import Role, RoleName
-from verl.planning.workload import Workload
+from verl.planning.fronts import front, shortest, useful
+from verl.planning.pool import Pool, Seat, reward_seat, seat, seated
+from verl.planning.proposal import Plan, join
+from verl.planning.shape import RoleName
+from verl.planning.space import Problem, layouts, placements, sizes, tensor_sizes
 
-T = TypeVar("T")
-PLACEMENTS: dict[str, tuple[tuple[RoleName, ...], ...]] = {
-    "colocated": (("actor", "ref", "critic"),),
-    "split": (("actor", "ref"), ("critic",)),
-    "standalone": (("actor",), ("ref",), ("critic",)),
-}
-"""parallel.placement: which roles share processes. The reward model is in the controller's, on the first GPU."""
 LARGEST = 1024
 """GPUs up to which the smallest number that fits is looked for."""
-
-
-@dataclass(frozen=True)
-class Problem:
-    """roles: the actor first; reward: the reward model, or None."""
-
-    hardware: Hardware
-    work: Workload
-    roles: tuple[Role, ...]
-    reward: Role | None = None
-
-    def role(self, name: RoleName) -> Role:
-        return next(role for role in self.roles if role.name == name)
-
-
-@dataclass(frozen=True)
-class Seat:
-    """A role in a layout. kept, passing: bytes of a rank; score, train: seconds by part."""
-
-    role: Role
-    layout: Layout
-    kept: float
-    passing: float
-    score: Parts
-    train: Parts
-
-    @property
-    def score_s(self) -> float:
-        return sum(self.score.values())
-
-    @property
-    def train_s(self) -> float:
-        return sum(self.train.values())
-
-
-@dataclass(frozen=True)
-class Pool:
-    """Roles that share `nproc` processes. first: seconds of generation and resharding; score, train: of all its roles
-    one after the other; memory: bytes of the fullest rank.
-    """
-
-    nproc: int
-    seats: tuple[Seat, ...]
-    generation: Generation | None
-    memory: float
-    first: float
-    score: float
-    train: float
-
-
-@dataclass(frozen=True)
-class Plan:
-    """One placement with sizes and layouts. Seconds of a step: stages follow each other, pools work side by side."""
-
-    placement: str
-    pools: tuple[Pool, ...]
-    generate: float
-    score: float
-    train: float
-    reshard: float
-    reward: float
-
-    @property
-    def seconds(self) -> float:
-        return self.generate + self.score + self.train + self.reshard
-
-    @property
-    def gpus(self) -> int:
-        return sum(pool.nproc for pool in self.pools)
-
-    @property
-    def generation(self) -> Generation:
-        found = next(pool.generation for pool in self.pools if pool.generation is not None)
-        assert found is not None
-        return found
-
-    def pool_of(self, name: RoleName) -> Pool:
-        return next(pool for pool in self.pools if any(seat.role.name == name for seat in pool.seats))
-
-    def seat(self, name: RoleName) -> Seat:
-        return next(seat for pool in self.pools for seat in pool.seats if seat.role.name == name)
 
 
 @dataclass(frozen=True)
@@ -119,96 +31,6 @@ class Miss:
 
     what: str
     needs: float
-
-
-def placements(problem: Problem) -> dict[str, tuple[tuple[RoleName, ...], ...]]:
-    """Those that differ for these roles, each as the sets of roles that share processes."""
-    there = {role.name for role in problem.roles}
-    found: dict[str, tuple[tuple[RoleName, ...], ...]] = {}
-    for name, sets in PLACEMENTS.items():
-        left = tuple(kept for s in sets if (kept := tuple(role for role in s if role in there)))
-        if left not in found.values():
-            found[name] = left
-    return found
-
-
-def sizes(hw: Hardware) -> list[int]:
-    """Sizes that a pool may have: a part of a node, or whole nodes."""
-    whole = range(hw.gpus_per_node, hw.gpus + 1, hw.gpus_per_node)
-    return sorted({*range(1, min(hw.gpus, hw.gpus_per_node) + 1), *whole})
-
-
-def layouts(role: Role, nproc: int, hw: Hardware) -> Iterator[Layout]:
-    """All of `nproc` ranks. tp stays within a node and divides the query heads; pp is at most the number of layers."""
-    for tp in tensor_sizes(role, nproc, hw):
-        for pp in divisors(nproc // tp):
-            if pp <= role.shape.num_layers:
-                dp = nproc // tp // pp
-                yield from (Layout(dp, pp, tp, fsdp) for fsdp in divisors(dp))
-
-
-def tensor_sizes(role: Role, nproc: int, hw: Hardware) -> list[int]:
-    heads = role.shape.num_heads
-    return [tp for tp in divisors(nproc) if tp <= hw.gpus_per_node and heads % tp == 0]
-
-
-def divisors(n: int) -> list[int]:
-    return [d for d in range(1, n + 1) if n % d == 0]
-
-
-def seat(role: Role, layout: Layout, problem: Problem) -> Seat:
-    """The role in this layout, alone."""
-    work, hw = problem.work, problem.hardware
-    return Seat(
-        role,
-        layout,
-        cost.kept(role, work, layout),
-        cost.passing(role, work, layout),
-        cost.scoring(role, work, layout, hw) if role.scores else {},
-        cost.training(role, work, layout, hw) if role.trains else {},
-    )
-
-
-def reward_seat(problem: Problem) -> Seat | None:
-    """The reward model: whole, on one GPU."""
-    return None if problem.reward is None else seat(problem.reward, Layout(), problem)
-
-
-def seated(seats: Sequence[Seat], tp: int | None, reward: Seat | None, problem: Problem) -> Pool | None:
-    """These roles in one pool; tp: of the layout that generates, None where the actor is not here. None: does not fit.
-
-    The fullest rank holds what all roles keep, the cache, and what passes while the most demanding of them works.
-    """
-    others = [] if reward is None or tp is None else [reward]
-    held = sum(s.kept for s in [*seats, *others]) + max(s.passing for s in [*seats, *others])
-    made, nproc = None, seats[0].layout.world
-    if tp is not None:
-        actor = next(s for s in seats if s.role.name == "actor")
-        held += cost.copied(actor.role, actor.layout, tp)
-        room = problem.hardware.usable - held
-        made = cost.generation(actor.role, problem.work, actor.layout, tp, room, problem.hardware)
-        if made is None:
-            return None
-        held += made.cache
-    if held > problem.hardware.usable:
-        return None
-    first = 0.0 if made is None else sum(made.parts.values()) + made.reshard
-    return Pool(nproc, tuple(seats), made, held, first, sum(s.score_s for s in seats), sum(s.train_s for s in seats))
-
-
-def join(placement: str, pools: Sequence[Pool], reward: Seat | None) -> Plan:
-    """Pools side by side: a stage takes as long as the pool that needs longest for it."""
-    made = next(pool.generation for pool in pools if pool.generation is not None)
-    alone = 0.0 if reward is None else reward.score_s
-    return Plan(
-        placement,
-        tuple(pools),
-        sum(made.parts.values()),
-        max(pool.score for pool in pools) + alone,
-        max(pool.train for pool in pools),
-        made.reshard,
-        alone,
-    )
 
 
 class Search:
@@ -265,16 +87,16 @@ class Search:
         """All that a set of roles on so many GPUs can be and fits, without those that another beats in all respects
         (with the actor's layout the same).
         """
+        alone = len(names) == len(self.problem.roles)
         rest = [name for name in names if name != "actor"]
-        beside = _front([tuple(seats) for seats in product(*(_useful(self.seats(name, nproc)) for name in rest))])
+        beside = front(list(product(*(useful(self.seats(name, nproc)) for name in rest))), alone)
         if "actor" not in names:
-            made = [seated(seats, None, self.reward, self.problem) for seats in beside]
-            return _shortest([pool for pool in made if pool is not None])
+            return shortest([seated(seats, None, self.reward, self.problem) for seats in beside], alone)
         out = []
         for actor in self.seats("actor", nproc):
             for tp in tensor_sizes(actor.role, nproc, self.problem.hardware):
                 made = [seated((actor, *seats), tp, self.reward, self.problem) for seats in beside]
-                out += _shortest([pool for pool in made if pool is not None])
+                out += shortest(made, alone)
         return out
 
     def smallest(self) -> int | None:
@@ -307,7 +129,7 @@ class Search:
 
     def least(self, names: tuple[RoleName, ...], nproc: int) -> float:
         """Bytes that the fullest rank needs at least with one sequence in the cache, over all layouts."""
-        return min(self.needs(seats) for seats in product(*(_useful(self.seats(n, nproc)) for n in names)))
+        return min(self.needs(seats) for seats in product(*(useful(self.seats(n, nproc)) for n in names)))
 
     def needs(self, seats: Sequence[Seat]) -> float:
         """Bytes of the fullest rank of these with the smallest cache that works."""
@@ -332,32 +154,3 @@ def _bound(options: Sequence[Sequence[Pool]]) -> float:
     first = sum(min(p.first for p in pools) for pools in options)
     score, train = (max(min(getattr(p, of) for p in pools) for pools in options) for of in ("score", "train"))
     return float(first + score + train)
-
-
-def _useful(seats: Sequence[Seat]) -> list[Seat]:
-    """Without those that another beats in memory and in time."""
-    return [s for (s,) in _front([(s,) for s in seats])]
-
-
-def _front(groups: Sequence[tuple[Seat, ...]]) -> list[tuple[Seat, ...]]:
-    """Groups that no other beats in what is kept, what passes, scoring and training."""
-
-    def marks(g: tuple[Seat, ...]) -> tuple[float, ...]:
-        passing = max((s.passing for s in g), default=0.0)
-        return sum(s.kept for s in g), passing, sum(s.score_s for s in g), sum(s.train_s for s in g)
-
-    return [g for _, g in _undominated([(marks(g), g) for g in groups])]
-
-
-def _shortest(pools: Sequence[Pool]) -> list[Pool]:
-    """Pools that no other beats in seconds of any stage."""
-    return [p for _, p in _undominated([((p.first, p.score, p.train), p) for p in pools])]
-
-
-def _undominated(marked: Sequence[tuple[tuple[float, ...], T]]) -> list[tuple[tuple[float, ...], T]]:
-    """Those whose marks no other's are all at most; of equals the first."""
-    out: list[tuple[tuple[float, ...], T]] = []
-    for marks, item in sorted(marked, key=lambda m: m[0]):
-        if not any(all(a <= b for a, b in zip(other, marks, strict=True)) for other, _ in out):
-            out.append((marks, item))
-    return out
