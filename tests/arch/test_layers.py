@@ -16,9 +16,9 @@ MAY_IMPORT = {
     "models": BASE | {"parallel"},
     "weights": BASE | {"parallel"},
     "controller": BASE | {"parallel"},
-    "engines": BASE | {"models", "weights", "parallel", "data", "utils"},
+    "engines": BASE | {"models", "weights", "parallel", "data", "utils", "checkpoint"},
     "checkpoint": BASE | {"weights"},
-    "workers": BASE | {"engines", "algos", "weights", "controller", "models", "parallel", "utils"},
+    "workers": BASE | {"engines", "checkpoint", "algos", "weights", "controller", "models", "parallel", "utils"},
 }
 BELOW_TRAINER = set(MAY_IMPORT)
 MAY_IMPORT["trainer"] = BELOW_TRAINER
@@ -26,6 +26,8 @@ MAY_IMPORT["cli"] = BELOW_TRAINER | {"trainer"}
 
 ONLY = {
     ("controller", "parallel"): ("verl.parallel.layout",),
+    ("engines", "checkpoint"): ("verl.checkpoint.sharded",),
+    ("workers", "checkpoint"): ("verl.checkpoint.sharded",),
     ("engines", "data"): ("verl.data.packing",),
     ("engines", "utils"): ("verl.utils.flops", "verl.utils.monitoring"),
     ("workers", "utils"): ("verl.utils.timing",),

@@ -84,12 +84,6 @@ class Probe(Worker):
     def forgets(self, batch: Batch) -> Batch:
         return batch
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"weight": torch.nn.Parameter(self.weight.bfloat16()), "rank": self.rank.rank}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.weight = state["weight"].float()
-
 
 def make(number: float, rank: Rank) -> Worker:
     return Probe(rank, number)

@@ -72,12 +72,11 @@ def test_calls_on_two_processes(cluster: Cluster) -> None:
     with pytest.raises(ValueError, match="one value a rank, 2 in all"):
         a.call("own", value=[4])
     with pytest.raises(AttributeError, match="not marked"):
-        a.call("state_dict")
+        a.call("operations")
 
     _check_columns(a, b)
     _check_both_at_once(a, c)
     _check_empty_rank(a)
-    _check_state(a)
 
     error = expect_end(cluster, pids_of(a, c), 10, lambda: a.call("meet_but", absent=1).result())
     assert (error.role, error.rank, error.method) == ("a", 1, "meet_but")
@@ -136,13 +135,6 @@ def _check_empty_rank(a: RayGroup) -> None:
     batch = batch.merge(a.call("score", batch).result())
     learned = a.call("learn", batch, weights=Weights((1.0,)), scale=1.0).result()
     assert learned.values_by_name() == {"own": 4.0, "all": 4.0, "seqs": 1.0}
-
-
-def _check_state(a: RayGroup) -> None:
-    state = a.state_dict()
-    assert state["rank"] == 0 and state["weight"].dtype == torch.bfloat16 and state["weight"].tolist() == [1.5] * 4
-    a.load_state_dict({"weight": torch.full((4,), 9.0)})
-    assert [number for *_, number in a.call("tell").result()] == [9.0, 9.0]
 
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP], ids=lambda s: s.name)

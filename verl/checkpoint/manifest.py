@@ -22,9 +22,11 @@ def file_hash(path: Path) -> str:
 
 
 def write(folder: Path, about: dict[str, Any]) -> None:
-    """Hash all files of the folder and write the manifest last."""
+    """Hash all files of the folder and of those in it, and write the manifest last."""
     files = {
-        p.name: {"bytes": p.stat().st_size, "sha256": file_hash(p)} for p in sorted(folder.iterdir()) if p.name != NAME
+        p.relative_to(folder).as_posix(): {"bytes": p.stat().st_size, "sha256": file_hash(p)}
+        for p in sorted(folder.rglob("*"))
+        if p.is_file()
     }
     text = json.dumps({**about, "files": files}, indent=1, sort_keys=True)
     (folder / NAME).write_text(text, encoding="utf-8")
@@ -50,10 +52,15 @@ def verify(folder: Path) -> dict[str, Any]:
 
 
 def fsync_tree(folder: Path) -> None:
-    """Make the folder's files and names durable before it is renamed into place."""
-    for path in [*folder.iterdir(), folder]:
-        fd = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+    """Make the folder's files and names durable, and those of folders in it, before it is renamed into place."""
+    for path in [*folder.rglob("*"), folder]:
+        fsync(path)
+
+
+def fsync(path: Path) -> None:
+    """Make a file's bytes durable, or which names a folder has."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

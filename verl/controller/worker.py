@@ -54,10 +54,3 @@ class Worker:
         """Methods that can be called through a group."""
         found = {name: getattr(getattr(cls, name), "operation", None) for name in dir(cls)}
         return {name: operation for name, operation in found.items() if isinstance(operation, Operation)}
-
-    def state_dict(self) -> dict[str, Any]:
-        """What the worker must get back to go on as if never stopped; empty for frozen models."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        assert not state, f"{type(self).__name__} has no state, got {sorted(state)}"

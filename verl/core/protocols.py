@@ -68,11 +68,11 @@ class TrainEngine(Protocol):
     def place(self, where: Place) -> None:
         """Move training state out of and back into device memory."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that the next step depends on."""
+    def pieces(self) -> Mapping[str, Any]:
+        """The tensors that the next step depends on, each with the part of the whole that lies here."""
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore all of it, or raise."""
+    def load(self, counters: Mapping[str, int], read: Callable[[Mapping[str, Any]], None]) -> None:
+        """Restore all that the next step depends on, or raise. read: fills the tensors of `pieces`."""
 
 
 TokenLoss = Callable[..., Any]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 
 def is_cut(x: Tensor) -> bool:
@@ -24,14 +24,6 @@ def has_parts(module: object) -> bool:
 def part(x: Tensor) -> Tensor:
     """What this rank holds of x, in the same storage; x itself where it is not cut."""
     return x.to_local() if isinstance(x, DTensor) else x
-
-
-@torch.no_grad()
-def part_of(whole: Tensor, like: Tensor) -> Tensor:
-    """What this rank would hold of `whole`, cut as `like` is. No rank asks another."""
-    if not isinstance(like, DTensor):
-        return whole
-    return part(distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None))
 
 
 def cut_like(mine: Tensor, like: Tensor) -> Tensor:

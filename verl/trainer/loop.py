@@ -38,6 +38,10 @@ class Roles:
     ref: WorkerGroup | None = None
     critic: WorkerGroup | None = None
 
+    def trained(self) -> dict[str, WorkerGroup]:
+        """Those whose models change, by name."""
+        return {"actor": self.actor} | ({} if self.critic is None else {"critic": self.critic})
+
 
 @dataclass(frozen=True)
 class StepResult:
@@ -146,21 +150,14 @@ class Trainer:
             yield
 
     def state(self) -> dict[str, dict[str, Any]]:
-        """Everything that the next step depends on, by component."""
-        out: dict[str, dict[str, Any]] = {
+        """What the next step depends on by component, but for the models that are trained."""
+        return {
             "trainer": {"step": self.step, "version": self.version},
             "source": self.source.state_dict(),
             "algorithm": self.algorithm.state_dict(),
-            "actor": self.roles.actor.state_dict(),
         }
-        if self.roles.critic is not None:
-            out["critic"] = self.roles.critic.state_dict()
-        return out
 
     def load_state(self, state: dict[str, dict[str, Any]]) -> None:
         self.step, self.version = int(state["trainer"]["step"]), int(state["trainer"]["version"])
         self.source.load_state_dict(state["source"])
         self.algorithm.load_state_dict(state["algorithm"])
-        self.roles.actor.load_state_dict(state["actor"])
-        if self.roles.critic is not None:
-            self.roles.critic.load_state_dict(state["critic"])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from verl.checkpoint.store import CheckpointStore
 from verl.config.run import RunConfig
+from verl.controller.group import WorkerGroup
 from verl.core.errors import CheckpointError, DataError
 from verl.trainer.hooks import Hook
 from verl.trainer.loop import StepResult, Trainer
@@ -23,7 +25,8 @@ class CheckpointHook(Hook):
         every = self.cfg.trainer.save_every
         if every > 0 and result.step % every == 0:
             self.console.phase("checkpoint")
-            self.store.save(result.step, trainer.state(), self.about)
+            models = {name: partial(save_model, group) for name, group in trainer.roles.trained().items()}
+            self.store.save(result.step, trainer.state(), self.about, models)
 
     def resume(self, trainer: Trainer) -> bool:
         """Restore the newest whole checkpoint. False, and a line that says so, where there is none yet."""
@@ -38,8 +41,21 @@ class CheckpointHook(Hook):
         step, manifest = found
         refuse_other_run(manifest, self.about, self.store.folder(step))
         trainer.load_state(self.store.load(step))
+        for name, group in trainer.roles.trained().items():
+            group.call("restore", folder=str(self.store.part(step, name).resolve())).result()
         self.console.info(f"Resuming from {self.store.folder(step)}")
         return True
+
+
+def save_model(group: WorkerGroup, folder: Path) -> None:
+    """Have the ranks of a model write its state. CheckpointError where this process does not see what they wrote."""
+    for files in group.call("save", folder=str(folder.resolve())).result():
+        for name in files:
+            if not (folder / name).is_file():
+                raise CheckpointError(
+                    f"a process wrote {name}, which is not to be seen here: trainer.output_dir must be on a file "
+                    "system that all machines share"
+                )
 
 
 MAY_CHANGE = (

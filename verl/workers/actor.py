@@ -10,7 +10,7 @@ from verl.algos.aggregate import Denominators
 from verl.algos.algorithm import Algorithm
 from verl.config.run import RunConfig
 from verl.controller.dispatch import ONE_TO_ALL, THREE_D
-from verl.controller.worker import Worker, register
+from verl.controller.worker import register
 from verl.core.batch import Batch
 from verl.core.errors import ConfigError
 from verl.core.metrics import Metrics
@@ -21,10 +21,11 @@ from verl.models.packed import PackedInput
 from verl.models.policy import AnyPolicy, Policy
 from verl.parallel.mesh import SINGLE, Mesh
 from verl.utils.timing import timed
+from verl.workers.trained import TrainedWorker
 from verl.workers.update_plan import MiniBatch, UpdatePlan
 
 
-class ActorWorker(Worker):
+class ActorWorker(TrainedWorker):
     """policy: the trained model; algorithm: gives its loss; total_steps: planned optimizer steps (for the schedule).
     mesh: the ranks that train it together. ConfigError: its loss chooses tokens by statistics of a whole mini-batch,
     of which each of several data ranks has a part.
@@ -113,9 +114,3 @@ class ActorWorker(Worker):
         whole = self.engine.gathered()
         if self.engine.mesh.first:
             export(self.policy, folder, whole or None)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.engine.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.engine.load_state_dict(state)

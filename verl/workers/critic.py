@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from verl.algos.aggregate import Aggregation
@@ -11,7 +9,7 @@ from verl.algos.segments import Segments
 from verl.algos.value_loss import value_loss
 from verl.config.run import RunConfig
 from verl.controller.dispatch import THREE_D
-from verl.controller.worker import Worker, register
+from verl.controller.worker import register
 from verl.core.batch import Batch
 from verl.core.metrics import Metrics
 from verl.engines.train.engine import EmbeddedTrainEngine, Outputs
@@ -19,10 +17,11 @@ from verl.models.packed import PackedInput
 from verl.models.value import ValueModel
 from verl.parallel.mesh import SINGLE, Mesh
 from verl.utils.timing import timed
+from verl.workers.trained import TrainedWorker
 from verl.workers.update_plan import MiniBatch, UpdatePlan
 
 
-class CriticWorker(Worker):
+class CriticWorker(TrainedWorker):
     """model: decoder with a value head; total_steps: planned optimizer steps; mesh: ranks that train it together."""
 
     def __init__(self, model: ValueModel, cfg: RunConfig, device: str, total_steps: int, mesh: Mesh = SINGLE):
@@ -64,12 +63,6 @@ class CriticWorker(Worker):
             return Aggregation("token_mean")(per_token, s, mini.total), metrics
 
         return self.engine.forward_backward(batch.take(mini.index), loss)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.engine.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.engine.load_state_dict(state)
 
 
 def explained(batch: Batch) -> Metrics:

@@ -28,9 +28,3 @@ class LocalGroup:
         operation.check(method, result)
         # A batch of one part is as it came: its identity stays.
         return Done(result if isinstance(result, Batch) else operation.dispatch.merge([result]))
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.worker.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.worker.load_state_dict(state)

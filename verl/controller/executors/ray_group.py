@@ -85,16 +85,6 @@ class RayGroup:
         call.count(self.stats)
         return call
 
-    def state_dict(self) -> dict[str, Any]:
-        """Of rank 0. All ranks are asked: where they hold parts, it gathers them."""
-        ranks = range(self.layout.world)
-        call = self._send("state_dict", {r: Request(self.role, "state_dict", {}, answers=r == 0) for r in ranks})
-        return dict(self.finish(call).values()[0])
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        request = Request(self.role, "load_state_dict", {"state": state}, answers=False)
-        self.finish(self._send("load_state_dict", dict.fromkeys(range(self.layout.world), request)))
-
 
 class RayFuture:
     """The merged answer of a call, once all ranks have replied."""

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from verl.checkpoint.sharded import Piece
 from verl.config.algorithm import UpdateConfig
 from verl.config.models import OptimConfig
 from verl.core.batch import Batch
 from verl.core.errors import ConfigError
 from verl.core.metrics import Metrics
 from verl.core.protocols import Place
+from verl.engines.train.holding import held, owned, share_of
 from verl.engines.train.micro_batches import idle, split, tokens_at_once
 from verl.engines.train.optimizer import MasterAdamW
 from verl.models.packed import PackedInput
@@ -200,19 +201,35 @@ class EmbeddedTrainEngine:
         if self._where != "device":
             raise RuntimeError(f"the {self.name} is placed on {self._where!r}; call place('device') first")
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that the next step depends on, with whole tensors; of several ranks on the first, {} on others."""
-        if self.optimizer is None:
-            return {}
-        state = {"optimizer": self.optimizer.state_dict(), "skipped_steps": self.skipped_steps}
-        return gathered(state, self.mesh.first)
+    def pieces(self) -> dict[str, Piece]:
+        """Masters and moments as they lie here, by KIND/NAME; {} of a frozen engine."""
+        return {f"{kind}/{name}": piece for kind, name, piece in self._pieces()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore it, from whole tensors on every rank, whatever layout they were gathered from."""
+    def owned_pieces(self) -> dict[str, Piece]:
+        """Those parts of `pieces` that this rank saves."""
+        share = share_of(self.module)
+        return {f"{kind}/{name}": owned(name, piece, share) for kind, name, piece in self._pieces()}
+
+    def _pieces(self) -> Iterator[tuple[str, str, Piece]]:
+        if self.optimizer is None:
+            return
+        params, share = dict(zip(self.optimizer.names, self.optimizer.params, strict=True)), share_of(self.module)
+        for kind, tensors in self.optimizer.state().items():
+            for name, tensor in tensors.items():
+                yield kind, name, Piece(tensor, *held(name, params[name], share))
+
+    def counters(self) -> dict[str, int]:
+        """The rest of what the next step depends on, the same on all ranks."""
+        return {"steps": 0 if self.optimizer is None else self.optimizer.steps, "skipped_steps": self.skipped_steps}
+
+    def load(self, counters: Mapping[str, int], read: Callable[[Mapping[str, Piece]], None]) -> None:
+        """Restore all of it. read: fills the tensors of `pieces`."""
         assert self.optimizer is not None
         release(self.module)
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.skipped_steps = int(state["skipped_steps"])
+        self.optimizer.restart(counters["steps"])
+        read(self.pieces())
+        self.optimizer.sync()
+        self.skipped_steps = counters["skipped_steps"]
 
 
 def _offloads(update: UpdateConfig, device: str, mesh: Mesh) -> bool:

@@ -40,7 +40,7 @@ def owned(name: str, piece: Piece, share: Share | None = None) -> Piece:
     rank before has. Pieces that are the same on several processes stay so.
     """
     own = None if share is None or share.cuts is None else share.cuts.owned_part(name, share.tp_rank)
-    if own is None:
+    if own is None or not piece.tensor.numel():
         return piece
     start, end = piece.box[own.dim]
     start = max(start, min(own.start, end))

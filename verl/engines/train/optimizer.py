@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from verl.config.models import OptimConfig
-from verl.core.errors import CheckpointError
 from verl.engines.train.schedule import lr_at
 from verl.parallel.mesh import SINGLE, Mesh
 from verl.parallel.norm import global_norm
-from verl.parallel.parts import cut_like, is_cut, part, part_of
+from verl.parallel.parts import is_cut, part
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _PIECE = 2**19
@@ -113,35 +112,26 @@ class MasterAdamW:
             state = self._adam.state.get(master, {})
             state.update({key: move(value) for key, value in state.items()})
 
-    def state_dict(self) -> dict[str, Any]:
-        """Masters and moments by parameter name, cut as the parameters are, and the step count."""
-        weights = list(zip(self.names, self.params, self.masters, strict=True))
-        state: dict[str, Any] = {"steps": self.steps, "master": {n: cut_like(m.detach(), p) for n, p, m in weights}}
-        for key in _MOMENTS:
-            state[key] = {n: cut_like(self._moment(key, m), p) for n, p, m in weights if self.steps}
-        return state
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        """What the next step depends on beside `steps`, by kind and parameter name: masters, and moments once a step
+        was made. This rank's parts, as they lie.
+        """
+        kinds = {"master": {n: m.detach() for n, m in self._named()}}
+        for key in _MOMENTS if self.steps else ():
+            kinds[key] = {n: self._adam.state[m][key] if m.numel() else m.detach() for n, m in self._named()}
+        return kinds
 
-    def _moment(self, key: str, master: Tensor) -> Tensor:
-        state = self._adam.state.get(master, {})
-        return state[key] if key in state else torch.zeros_like(master)  # an empty part has none
+    def restart(self, steps: int) -> None:
+        """As after `steps` steps, with moments of zero, for `state` to be filled; call `sync` when it is."""
+        self.steps = steps
+        self._adam.state.clear()
+        for _, master in self._named():
+            if steps and master.numel():
+                moments = {key: torch.zeros_like(master.detach()) for key in _MOMENTS}
+                self._adam.state[master] = {"step": torch.tensor(float(steps), device=master.device), **moments}
 
-    @torch.no_grad()
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore whole tensors, of which each rank takes its part."""
-        saved = state["master"]
-        if set(saved) != set(self.names):
-            odd = sorted(set(saved) ^ set(self.names))[:3]
-            raise CheckpointError(f"the checkpoint holds other weights than the model (for example {', '.join(odd)})")
-        self.steps = int(state["steps"])
-        for name, p, master in zip(self.names, self.params, self.masters, strict=True):
-            master.copy_(part_of(saved[name], p))
-            if self.steps and master.numel():
-                moments = {key: part_of(state[key][name], p).to(master.device, copy=True) for key in _MOMENTS}
-                self._adam.state[master] = {
-                    "step": torch.tensor(float(self.steps), device=master.device),
-                    **moments,
-                }
-        self.sync()
+    def _named(self) -> Iterable[tuple[str, Tensor]]:
+        return zip(self.names, self.masters, strict=True)
 
 
 def _master(p: nn.Parameter) -> Tensor:

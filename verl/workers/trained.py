@@ -1,0 +1,45 @@
+"""A worker whose model is trained: its state goes to a folder and comes back, whatever number of ranks hold it."""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import partial
+from pathlib import Path
+
+from verl.checkpoint import sharded
+from verl.controller.dispatch import ONE_TO_ALL
+from verl.controller.worker import Worker, register
+from verl.core.errors import CheckpointError
+from verl.engines.train.engine import EmbeddedTrainEngine
+
+_COUNTERS = "counters.json"
+
+
+class TrainedWorker(Worker):
+    """engine: trains the model, on the ranks that hold it."""
+
+    engine: EmbeddedTrainEngine
+
+    @register(ONE_TO_ALL)
+    def save(self, folder: str) -> list[str]:
+        """Write what the next step depends on into a folder, which all ranks see; the names of this rank's files."""
+        path = Path(folder)
+        written = sharded.save(path, self.engine.owned_pieces())
+        if self.engine.mesh.first:
+            with (path / _COUNTERS).open("w", encoding="utf-8") as f:
+                json.dump(self.engine.counters(), f)
+                f.flush()
+                os.fsync(f.fileno())
+            written.append(_COUNTERS)
+        return written
+
+    @register(ONE_TO_ALL)
+    def restore(self, folder: str) -> None:
+        """Go on from what `save` wrote, from any number of ranks. CheckpointError where it is of another model."""
+        path = Path(folder)
+        try:
+            counters = json.loads((path / _COUNTERS).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as e:
+            raise CheckpointError(f"{path / _COUNTERS}: cannot be read ({e})") from e
+        self.engine.load(counters, partial(sharded.load, path, complete=True))
