@@ -6,7 +6,6 @@ imported once, and the world of one runs, before the processes part.
 
 from __future__ import annotations
 
-import copy
 import multiprocessing
 import multiprocessing.connection
 import sys
@@ -67,18 +66,27 @@ def gathered_weights(engine: Any) -> dict[str, torch.Tensor]:
     return {n: whole(p.detach()).clone() for n, p in engine.module.named_parameters()}
 
 
+def whole_state(engine: Any) -> dict[str, torch.Tensor]:
+    """Masters and moments by KIND/NAME."""
+    params = dict(zip(engine.optimizer.names, engine.optimizer.params, strict=True))
+    pairs = [
+        (f"{kind}/{n}", x, params[n]) for kind, named in engine.optimizer.state().items() for n, x in named.items()
+    ]
+    return {key: whole(cut_like(x, p)).clone() for key, x, p in pairs}
+
+
 def after(
     subject: Subject, worker: Any, local: Batch, plan: Any, folder: Path, mesh: Mesh, seen: dict[str, Any]
 ) -> None:
     """A checkpoint that another worker goes on from, an export, and a gradient that is not finite on one rank."""
-    state: list[Any] = [worker.state_dict()]
-    seen["state"] = copy.deepcopy(state[0])  # a world of one answers with what it trains on
+    saved = folder.with_name(folder.name.replace("-export", "-state"))
+    seen["files"] = worker.save(str(saved))
     if subject.role == "actor" and subject.dtype == "float32":
         worker.export(str(folder))
-    if mesh.axes is not None:
-        dist.broadcast_object_list(state)
     other = subject.worker(folder.parent, mesh)
-    other.load_state_dict(state[0])
+    other.restore(str(folder.parent / f"one-{saved.name.split('-')[1]}-state"))
+    seen["from_one"] = whole_state(other.engine)
+    other.restore(str(saved))
     update = "update_actor" if subject.role == "actor" else "update_critic"
     for one in (worker, other):
         getattr(one, update)(local, plan=plan)

@@ -7,7 +7,7 @@ import os
 from functools import partial
 from pathlib import Path
 
-from verl.checkpoint import sharded
+from verl.checkpoint.sharded import load, save
 from verl.controller.dispatch import ONE_TO_ALL
 from verl.controller.worker import Worker, register
 from verl.core.errors import CheckpointError
@@ -25,7 +25,7 @@ class TrainedWorker(Worker):
     def save(self, folder: str) -> list[str]:
         """Write what the next step depends on into a folder, which all ranks see; the names of this rank's files."""
         path = Path(folder)
-        written = sharded.save(path, self.engine.owned_pieces())
+        written = save(path, self.engine.owned_pieces())
         if self.engine.mesh.first:
             with (path / _COUNTERS).open("w", encoding="utf-8") as f:
                 json.dump(self.engine.counters(), f)
@@ -42,4 +42,4 @@ class TrainedWorker(Worker):
             counters = json.loads((path / _COUNTERS).read_text(encoding="utf-8"))
         except (OSError, ValueError) as e:
             raise CheckpointError(f"{path / _COUNTERS}: cannot be read ({e})") from e
-        self.engine.load(counters, partial(sharded.load, path, complete=True))
+        self.engine.load(counters, partial(load, path, complete=True))
