@@ -135,7 +135,7 @@ def test_a_worker_fails_while_it_writes(tmp_path, killed: bool) -> None:
 
     s, _ = store(tmp_path)
     s.save(1, STATE, {}, MODELS)
-    with pytest.raises(Killed if killed else CheckpointError, match=None if killed else "critic, rank 1, save: No space"):
+    with pytest.raises(Killed if killed else CheckpointError, match=None if killed else "critic, rank 1, save: No"):
         s.save(2, STATE, {}, {**MODELS, "critic": fail})
     assert s.steps() == [1] and s.newest()[0] == 1
     s.save(2, STATE, {}, MODELS)
