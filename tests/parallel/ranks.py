@@ -6,7 +6,6 @@ imported once, and the world of one runs, before the processes part.
 
 from __future__ import annotations
 
-import copy
 import multiprocessing
 import multiprocessing.connection
 import sys
@@ -24,7 +23,7 @@ from verl.engines.train.memory import state_bytes
 from verl.models import logprobs
 from verl.models.kernels import Kernels
 from verl.parallel.mesh import SINGLE, Mesh
-from verl.parallel.parts import gathered, is_cut, part
+from verl.parallel.parts import is_cut, part
 from verl.weights.boxes import Box
 
 PATIENCE = timedelta(seconds=60)
@@ -75,18 +74,23 @@ def same(a: dict[str, tuple[Box, torch.Tensor]], b: dict[str, tuple[Box, torch.T
     return all(torch.equal(a[n][1], b[n][1]) for n in a)
 
 
+def state(engine: Any) -> dict[str, tuple[Box, torch.Tensor]]:
+    """Masters and moments by KIND/NAME, where this rank's part lies in the whole, and the part."""
+    return {key: (piece.box, piece.tensor.clone()) for key, piece in engine.pieces().items()}
+
+
 def after(
     subject: Subject, worker: Any, local: Batch, plan: Any, folder: Path, mesh: Mesh, seen: dict[str, Any]
 ) -> None:
     """A checkpoint that another worker goes on from, an export, and a gradient that is not finite on one rank."""
-    state: list[Any] = [worker.state_dict()]
-    seen["state"] = copy.deepcopy(state[0])  # a world of one answers with what it trains on
+    saved = folder.with_name(folder.name.replace("-export", "-state"))
+    seen["files"] = worker.save(str(saved))
     if subject.role == "actor" and subject.dtype == "float32":
         worker.export(str(folder))
-    if mesh.axes is not None and mesh.layout.tp == mesh.layout.pp == 1:
-        dist.broadcast_object_list(state)
     other = subject.worker(folder.parent, mesh)
-    other.load_state_dict(state[0] if mesh.layout.tp == mesh.layout.pp == 1 else cut_state(worker.engine))
+    other.restore(str(folder.parent / f"one-{saved.name.split('-')[1]}-state"))
+    seen["from_one"] = state(other.engine)
+    other.restore(str(saved))
     update = "update_actor" if subject.role == "actor" else "update_critic"
     for one in (worker, other):
         getattr(one, update)(local, plan=plan)
@@ -97,11 +101,6 @@ def after(
     worker.engine.optim_step()
     seen["skipped"] = worker.engine.skipped_steps, same(pair[0], held_weights(worker.engine))
     seen["kernels_take"] = {Kernels.takes(Any, p.detach().bfloat16()) for p in worker.engine.module.parameters()}
-
-
-def cut_state(engine: Any) -> dict[str, Any]:
-    """What a stage or tensor rank gets back: its parts, whole over the data axis."""
-    return gathered({"optimizer": engine.optimizer.state_dict(), "skipped_steps": engine.skipped_steps}, True)
 
 
 def run_rank(process: int, folder: Path) -> None:

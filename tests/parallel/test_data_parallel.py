@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.parallel.cases import CASES, CUT, DATA, LAYOUTS, STEPS, SUBJECTS
+from tests.checkpoint.simulated import everything
+from tests.parallel.cases import CASES, DATA, LAYOUTS, STEPS, SUBJECTS
 from tests.tiny import make_model
 from verl.config.models import ModelConfig
 from verl.engines.train.memory import KINDS
@@ -100,17 +101,21 @@ def test_a_checkpoint_goes_on_bit_for_bit_and_infinity_is_skipped_by_all(seen: S
     for number, rank in enumerate(r[subject] for r in seen[layout]):
         assert rank["resumed"]
         assert rank["skipped"] == (1, True)
-        assert bool(rank["state"]) == (number == 0) or layout in CUT
+        assert rank["files"] == [f"rank-{number:05d}.safetensors", *(["counters.json"] if number == 0 else [])]
 
 
-@pytest.mark.parametrize(("layout", "subject"), [(x, s) for x, s in SEVERAL if x in DATA])
-def test_a_checkpoint_is_the_same_from_any_layout(seen: Seen, layout: str, subject: str) -> None:
-    got, want = (seen[n][0][subject]["state"]["optimizer"] for n in (layout, "one"))
-    assert got["steps"] == want["steps"] == STEPS
-    for kind in ("master", "exp_avg", "exp_avg_sq"):
-        assert got[kind].keys() == want[kind].keys()
-        assert all(type(x) is torch.Tensor for x in got[kind].values())
-        assert max(apart(got[kind][n], want[kind][n]) for n in want[kind]) < 5e-5, kind
+@pytest.mark.parametrize(("layout", "subject"), SEVERAL)
+def test_a_checkpoint_is_the_same_from_any_layout(seen: Seen, folder: Path, layout: str, subject: str) -> None:
+    """Read by one process; and what one process wrote, read by the ranks of a layout, to the bit."""
+    got, want = (everything(folder / f"{n}-{subject}-state") for n in (layout, "one"))
+    counters = json.loads((folder / f"{layout}-{subject}-state" / "counters.json").read_text())
+    assert counters == {"steps": STEPS, "skipped_steps": 0}
+    assert {key.split("/")[0] for key in want} == {"master", "exp_avg", "exp_avg_sq"}
+    assert got.keys() == want.keys()
+    assert max(apart(got[n], want[n]) for n in want) < 5e-5
+    for rank in (r[subject]["from_one"] for r in seen[layout]):
+        for name, (box, part) in rank.items():
+            assert torch.equal(part, want[name][slices(box, whole(want[name].shape))])
 
 
 @pytest.mark.parametrize(("layout", "subject"), EXPORTS)
@@ -124,7 +129,7 @@ def test_an_export_holds_the_whole_model(seen: Seen, folder: Path, layout: str, 
     assert json.loads((saved / "config.json").read_text())["dtype"] == "float32"
 
 
-def test_bf16_trains_alike(seen: Seen) -> None:
+def test_bf16_trains_alike(seen: Seen, folder: Path) -> None:
     """Products round as in one process; what differs is the order of sums, and which of them are of bf16 numbers."""
     (one,) = [r["actor_bf16"] for r in seen["one"]]
     for layout in ("fsdp2", "fsdp4"):
@@ -133,8 +138,8 @@ def test_bf16_trains_alike(seen: Seen) -> None:
                 box, got = rank["grads"][name]
                 error = (got.double() - want[slices(box, whole(want.shape))].double()).norm() / want.double().norm()
                 assert error < 0.03, name
-    masters = [seen[n][0]["actor_bf16"]["state"]["optimizer"]["master"] for n in ("fsdp4", "one")]
-    assert all(m.dtype == torch.float32 for part in masters for m in part.values())
+    states = [everything(folder / f"{n}-actor_bf16-state") for n in ("fsdp4", "one")]
+    assert all(x.dtype == torch.float32 for state in states for x in state.values())
 
 
 @pytest.mark.parametrize("subject", ["actor", "critic", "actor_transformers", "actor_bf16"])

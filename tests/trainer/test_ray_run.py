@@ -1,6 +1,7 @@
 """A run embedded and on two processes: same samples, losses and weights; and how it ends when a process dies."""
 
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -46,15 +47,26 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
     assert (one / "samples" / "step-000004.jsonl").read_text() == (two / "samples" / "step-000004.jsonl").read_text()
     assert distance(one, two) < TOLERANCE
 
-    for checkpoint in ("step-000004", "step-000005"):
-        state = load_file(two / "checkpoints" / checkpoint / "critic.safetensors")
-        right = load_file(one / "checkpoints" / checkpoint / "critic.safetensors")
-        assert state.keys() == right.keys()
+    for role in ("actor", "critic"):
+        _one_copy(one / "checkpoints" / "step-000005" / role, two / "checkpoints" / "step-000005" / role)
 
     _dies(tmp_path)
     third = settings(tmp_path, "third", trainer={"resume": True})
     run(tiny_run.config(tmp_path, **third))
     assert distance(one, tmp_path / "third") < TOLERANCE, "a run on Ray is gone on with embedded"
+
+    shutil.rmtree(one / "checkpoints" / "step-000005")
+    again = settings(tmp_path, "one", trainer={"resume": True})
+    run(tiny_run.config(tmp_path, **again, parallel={"nproc": 2, "deadline": 60.0}))
+    assert distance(two, one) < TOLERANCE, "and the other way"
+
+
+def _one_copy(one: Path, two: Path) -> None:
+    """Two replicas write what one process does, each a part of it and nothing twice."""
+    (want,) = [load_file(f) for f in one.glob("*.safetensors")]
+    first, second = [load_file(f) for f in sorted(two.glob("*.safetensors"))]
+    assert len(first) > 3 < len(second) and not first.keys() & second.keys()
+    assert {**first, **second}.keys() == want.keys()
 
 
 def same_metrics(one: Path, two: Path, steps: int = 5) -> None:

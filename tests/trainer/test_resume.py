@@ -74,7 +74,7 @@ def test_damaged_checkpoint_is_passed_over(tmp_path, capsys) -> None:
     trainer = {"output_dir": str(tmp_path / "b"), "save_every": 1, "keep_checkpoints": 3}
     run(tiny_run.config(tmp_path, trainer={"output_dir": str(tmp_path / "a"), "save_every": 1}))
     run(tiny_run.config(tmp_path, trainer=trainer))
-    newest = tmp_path / "b" / "checkpoints" / "step-000006" / "actor.safetensors"
+    newest = tmp_path / "b" / "checkpoints" / "step-000006" / "actor" / "rank-00000.safetensors"
     os.truncate(newest, newest.stat().st_size // 2)
     run(tiny_run.config(tmp_path, trainer={**trainer, "resume": True}))
     assert "[WARN] checkpoint passed over" in capsys.readouterr().out

@@ -43,7 +43,7 @@ def transport(engine: EmbeddedTrainEngine, generating: nn.Module, deadline_secon
 
 
 def _boxes(module: nn.Module) -> Boxes:
-    holding = Holding(module)
+    holding = Holding.of(module)
     boxes = {name: holding.box(name, p) for name, p in module.named_parameters()}
     return {name: box for name, box in boxes.items() if numel(box)}
 

@@ -74,7 +74,7 @@ class EmbeddedTrainEngine:
         mesh: Mesh = SINGLE,
     ):
         self.module, self.forward, self.device, self.name = module, forward, device, name
-        self.mesh, self.holding = mesh, Holding(module)
+        self.mesh, self.holding = mesh, Holding.of(module)
         self.max_tokens = tokens_at_once(update, device)
         self.share_prompt = update.share_prompt and share_prompt
         module.requires_grad_(optim is not None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -13,11 +15,18 @@ from verl.weights.boxes import Box, intersect, slices, whole
 EMPTY = (0, 0)
 
 
+@dataclass(frozen=True)
 class Holding:
-    """Of one module. Names are its parameters'; tensors are those, or masters and moments that are cut as they are."""
+    """Of one module. Names are its parameters'; tensors are those, or masters and moments that are cut as they are.
 
-    def __init__(self, module: nn.Module):
-        self.share = share_of(module)
+    share: what tensor ranks and stages have of it; None: all.
+    """
+
+    share: Share | None
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Holding:
+        return cls(share_of(module))
 
     def shape(self, name: str, p: Tensor) -> tuple[int, ...]:
         """Of the whole tensor."""
