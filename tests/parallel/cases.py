@@ -79,9 +79,13 @@ SUBJECTS = {
     "actor_bf16": Subject("actor", "tied", "native", dtype="bfloat16"),
 }
 
-FEW = ("one", "fsdp2", "fsdp4")
-CASES = [(x, s) for x in LAYOUTS for s in SUBJECTS if x in FEW or s not in ("actor_checkpointed", "actor_bf16")]
-"""(layout, subject): the four of role and implementation in every layout, the rest where weights are gathered."""
+_FOUR = ("actor", "actor_transformers", "critic", "critic_transformers")
+_TWO = ("actor", "critic_transformers")
+_ONLY = {"dp2": _FOUR, "dp4": _TWO, "hsdp": _TWO}
+CASES = [(x, s) for x in LAYOUTS for s in SUBJECTS if s in _ONLY.get(x, SUBJECTS)]
+"""(layout, subject): all where weights are gathered, the four of role and implementation on two copies, each role and
+each implementation once on more.
+"""
 
 
 def whole_batch() -> Batch:
