@@ -189,21 +189,21 @@ future.result()
 """
 
 
-@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda s: s.name)
-def test_a_controller_that_is_ended_leaves_no_process(sign: signal.Signals) -> None:
+def test_a_controller_that_is_ended_leaves_no_process() -> None:
     """Neither its worker nor a process of the Ray that it started (whose agents see a SIGKILL in a minute)."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", CONTROLLER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    assert process.stdout is not None
-    worker = int(process.stdout.readline())
-    family = [p.pid for p in psutil.Process(process.pid).children(recursive=True)]
-    assert worker in family and len(family) > 2
-    process.send_signal(sign)
-    assert process.wait(20) != 0
-    if sign == signal.SIGKILL:
-        family = [worker]
+    signals = [signal.SIGINT, signal.SIGTERM, signal.SIGKILL]
+    command = [sys.executable, "-c", CONTROLLER]
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) for _ in signals]
+    left: dict[int, signal.Signals] = {}
+    for sign, process in zip(signals, started, strict=True):
+        assert process.stdout is not None
+        worker = int(process.stdout.readline())
+        family = [p.pid for p in psutil.Process(process.pid).children(recursive=True)]
+        assert worker in family and len(family) > 2
+        left |= dict.fromkeys([worker] if sign == signal.SIGKILL else family, sign)
+        process.send_signal(sign)
+    assert all(process.wait(20) != 0 for process in started)
     deadline = time.monotonic() + 15
-    while alive(family) and time.monotonic() < deadline:
+    while alive(list(left)) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert not alive(family)
+    assert not alive(list(left)), {left[pid].name for pid in alive(list(left))}

@@ -94,12 +94,15 @@ DATA = [x for x in LAYOUTS if LAYOUTS[x].tp == LAYOUTS[x].pp == 1]
 """Layouts of the data axis alone, in which any model trains."""
 CUT = [x for x in LAYOUTS if x not in DATA]
 SUBJECTS_OF = {
-    **dict.fromkeys(DATA, ("actor", "actor_transformers", "critic", "critic_transformers")),
     **dict.fromkeys(("one", "fsdp2", "fsdp4"), tuple(SUBJECTS)),
-    **dict.fromkeys(CUT, ("actor", "actor_checkpointed", "critic")),
+    "dp2": ("actor", "actor_transformers", "critic", "critic_transformers"),
+    "dp4": ("actor", "critic"),
+    "hsdp": ("actor", "critic_transformers"),
+    **dict.fromkeys(CUT, ("actor", "critic")),
+    **dict.fromkeys(("fsdp2tp2", "pp2tp2"), ("actor", "actor_checkpointed", "critic")),
 }
 CASES = [(x, s) for x in LAYOUTS for s in SUBJECTS_OF[x]]
-"""(layout, subject)."""
+"""(layout, subject): all where weights are gathered; native actor and critic wherever a model is cut."""
 
 
 def whole_batch() -> Batch:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,6 +34,7 @@ from verl.parallel.pipeline import Pipeline
 Check = Callable[["World"], None]
 CHECKS: dict[str, Check] = {}
 FP32 = ModelConfig(dtype="float32", implementation="native")
+FP32_HEADS = ("llama", "qwen3")
 LAYOUTS = ("tp2", "tp4", "pp2", "tp2pp2")
 
 
@@ -53,9 +54,17 @@ class World:
             "tp2pp2": (TensorParallel.of(near_group), PipelineParallel.of(across_group)),
         }
 
-    @cache  # noqa: B019
-    def alone(self, name: str, fp32_head: bool = False) -> Seen:
-        return trained(load(self.folder, name), fp32_head=fp32_head, dtype=dtype_of(name))
+        self.alone = self._alone([*((name, False) for name in MODELS), *((name, True) for name in FP32_HEADS)])
+
+    def _alone(self, wanted: list[tuple[str, bool]]) -> dict[tuple[str, bool], Seen]:
+        """What one process sees, by model and fp32_head. Each rank trains some of them, for all."""
+        own = {
+            (name, fp32): trained(load(self.folder, name), fp32_head=fp32, dtype=dtype_of(name))
+            for name, fp32 in wanted[self.rank :: 4]
+        }
+        parts: list[Any] = [None] * 4
+        dist.all_gather_object(parts, own)
+        return {key: seen for part in parts for key, seen in part.items()}
 
 
 def dtype_of(name: str) -> torch.dtype:
@@ -84,7 +93,7 @@ def same_training(world: World, name: str, layout: str, fp32_head: bool = False,
     got = trained(
         load(world.folder, name), tp, pp, fp32_head=fp32_head, recompute=recompute, dtype=dtype_of(name)
     )  # fmt: skip
-    want = world.alone(name, fp32_head)
+    want = world.alone[name, fp32_head]
     if pp is None or pp.last:
         assert len(got.columns) == len(want.columns)
         for i, (mine, theirs) in enumerate(zip(got.columns, want.columns, strict=True)):
@@ -104,7 +113,7 @@ for _name in MODELS:
     for _layout in (p for p in LAYOUTS if f"{p}-{_name}" not in _COVERED):
         CHECKS[f"{_layout}-{_name}"] = lambda world, n=_name, p=_layout: same_training(world, n, p)
 CHECKS["pp4-odd"] = lambda world: same_training(world, "odd", "pp4")
-for _name in ("llama", "qwen3"):
+for _name in FP32_HEADS:
     CHECKS[f"fp32_head-{_name}"] = lambda world, n=_name: same_training(world, n, "tp2pp2", fp32_head=True)
 CHECKS["recompute"] = lambda world: same_training(world, "llama_biases", "tp2pp2", recompute=True)
 

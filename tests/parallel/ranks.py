@@ -129,8 +129,8 @@ def main(folder: Path) -> int:
     ranks = [context.Process(target=run_rank, args=(rank, folder), daemon=True) for rank in range(4)]
     for rank in ranks:
         rank.start()
-    while any(rank.is_alive() for rank in ranks):
-        multiprocessing.connection.wait([rank.sentinel for rank in ranks if rank.is_alive()])
+    while running := [rank for rank in ranks if rank.is_alive()]:  # asked once: a wait for none would never end
+        multiprocessing.connection.wait([rank.sentinel for rank in running])
         if any(rank.exitcode for rank in ranks):  # the others would wait for it
             for rank in ranks:
                 rank.kill()

@@ -1,9 +1,6 @@
-"""A run embedded and on two processes: same samples, losses and weights; and how it ends when a process dies."""
+"""A run embedded and on two processes: same samples, losses and weights. `test_faults` has runs that fail."""
 
-import os
 import shutil
-import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -11,10 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.trainer import tiny_run
-from verl.core.errors import WorkerError
 from verl.trainer import run
-from verl.trainer.build import build
-from verl.utils.console import RunConsole
 
 TOLERANCE = 1e-5
 MORE = {
@@ -37,7 +31,7 @@ def distance(a: Path, b: Path) -> float:
 
 
 def test_two_processes_train_as_one(tmp_path: Path) -> None:
-    """PPO with critic and reference; five steps of two updates. Then killed, and gone on with embedded."""
+    """PPO with critic and reference; five steps of two updates. Then its last one again, embedded."""
     one, two = tmp_path / "one", tmp_path / "two"
     run(tiny_run.config(tmp_path, **settings(tmp_path, "one")))
     cfg = tiny_run.config(tmp_path, **settings(tmp_path, "two"), parallel={"nproc": 2, "deadline": 60.0})
@@ -50,10 +44,10 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
     for role in ("actor", "critic"):
         _one_copy(one / "checkpoints" / "step-000005" / role, two / "checkpoints" / "step-000005" / role)
 
-    _dies(tmp_path)
-    third = settings(tmp_path, "third", trainer={"resume": True})
-    run(tiny_run.config(tmp_path, **third))
-    assert distance(one, tmp_path / "third") < TOLERANCE, "a run on Ray is gone on with embedded"
+    shutil.copytree(two, tmp_path / "third")
+    shutil.rmtree(tmp_path / "third" / "checkpoints" / "step-000005")
+    third = run(tiny_run.config(tmp_path, **settings(tmp_path, "third", trainer={"resume": True})))
+    assert third.steps_trained == 5 and distance(one, tmp_path / "third") < TOLERANCE, "gone on with embedded"
 
     shutil.rmtree(one / "checkpoints" / "step-000005")
     again = settings(tmp_path, "one", trainer={"resume": True})
@@ -78,33 +72,6 @@ def same_metrics(one: Path, two: Path, steps: int = 5) -> None:
             if name in ("rollout/prefilled_tokens", "rollout/reused_tokens"):
                 continue  # how often a prompt is computed depends on what is beside it
             assert b[name] == pytest.approx(value, rel=TOLERANCE, abs=1e-6), (a["step"], name)
-
-
-def _dies(folder: Path) -> None:
-    """A process of the run is killed in step 3: the run says which worker, and leaves none."""
-    cfg = tiny_run.config(folder, **settings(folder, "third"), parallel={"nproc": 2, "deadline": 60.0})
-    built = build(cfg, RunConsole())
-    pids = [pid for _, _, pid in built.trainer.roles.actor.pool.places]
-    update = built.trainer.update
-
-    def die(batch):
-        if built.trainer.step == 3:
-            os.kill(pids[1], signal.SIGKILL)
-        return update(batch)
-
-    built.trainer.update = die
-    start = time.monotonic()
-    try:
-        with pytest.raises(WorkerError, match="(critic|actor), rank 1, update_.*: its process has died"):
-            built.trainer.fit()
-    finally:
-        built.close()
-    assert time.monotonic() - start < 30
-    assert not any(_runs(pid) for pid in pids)
-
-
-def _runs(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
 
 
 def test_gradients_add_up() -> None:
