@@ -29,9 +29,10 @@ EXAMPLE = ROOT / "examples" / "ray"
 
 
 @pytest.fixture(autouse=True)
-def path_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def imports_as_they_were(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    yield
+    sys.modules.pop("quickstart", None)
 
 
 def parsed(script: str, *words: str) -> RunConfig:
