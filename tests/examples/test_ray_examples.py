@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -88,7 +89,7 @@ def test_one_machine(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def head(tmp_path: Path) -> Iterator[str]:
+def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Address of a Ray cluster of one machine that is ours alone; `ray stop` would end those of others too."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
@@ -96,6 +97,8 @@ def head(tmp_path: Path) -> Iterator[str]:
     ray = Path(sys.executable).with_name("ray")
     command = [ray, "start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}", "--num-cpus=2"]
     command += ["--include-dashboard=false", "--disable-usage-stats"]
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", uuid.uuid4().hex)  # of this cluster, and of the run that joins it
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     with open(tmp_path / "head.log", "w") as log:
         process = subprocess.Popen(command, env=env, stdout=log, stderr=log, cwd=tmp_path)
