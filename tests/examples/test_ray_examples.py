@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -29,9 +30,10 @@ EXAMPLE = ROOT / "examples" / "ray"
 
 
 @pytest.fixture(autouse=True)
-def path_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def imports_as_they_were(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    yield
+    sys.modules.pop("quickstart", None)
 
 
 def parsed(script: str, *words: str) -> RunConfig:
@@ -87,7 +89,7 @@ def test_one_machine(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def head(tmp_path: Path) -> Iterator[str]:
+def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Address of a Ray cluster of one machine that is ours alone; `ray stop` would end those of others too."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
@@ -95,6 +97,8 @@ def head(tmp_path: Path) -> Iterator[str]:
     ray = Path(sys.executable).with_name("ray")
     command = [ray, "start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}", "--num-cpus=2"]
     command += ["--include-dashboard=false", "--disable-usage-stats"]
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", uuid.uuid4().hex)  # of this cluster, and of the run that joins it
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     with open(tmp_path / "head.log", "w") as log:
         process = subprocess.Popen(command, env=env, stdout=log, stderr=log, cwd=tmp_path)

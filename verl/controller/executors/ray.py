@@ -72,7 +72,10 @@ class Cluster:
         try:
             self.ray.init(address=address or "local", logging_level=logging.ERROR, log_to_driver=False, **own)
         except ConnectionError as e:
-            raise ConfigError(f"parallel.address: no Ray answers at {address}; start it there, or set null") from e
+            raise ConfigError(
+                f"parallel.address: no Ray answers at {address}; start it there, or set null (where its log says "
+                "Unauthenticated, set RAY_AUTH_MODE=token and use the cluster's token)"
+            ) from e
         atexit.register(self.close)
 
     def __enter__(self) -> Cluster:
