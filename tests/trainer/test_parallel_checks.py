@@ -33,7 +33,7 @@ def test_several_processes_are_on_ray() -> None:
 
 @pytest.mark.parametrize(
     "word",
-    ["nproc=2", "address=auto", "threads=3", "placement=split", "tp=2", "fsdp=-1", "critic.tp=2", "generation_tp=1"],
+    ["nproc=2", "address=auto", "threads=3", "placement=split", "tp=2", "fsdp=2", "critic.tp=2", "generation_tp=1"],
 )
 def test_embedded_has_no_other_process(word: str) -> None:
     with pytest.raises(

@@ -102,6 +102,8 @@ def check_parallel(cfg: RunConfig, algorithm: Algorithm, device: str) -> None:
     p = cfg.parallel
     if p.executor == "embedded":
         for name, value in p:
+            if (name, value) == ("fsdp", -1):
+                continue  # all ranks of one process are this one
             if name not in ("executor", "deadline") and value != type(p).model_fields[name].default:
                 said = value if isinstance(value, int | str) else "its layout"
                 raise ConfigError(f"parallel.{name}: {said} needs other processes than this; set parallel.executor=ray")
