@@ -94,6 +94,7 @@ class ActorWorker(TrainedWorker):
     def update_actor(self, batch: Batch, plan: UpdatePlan) -> Metrics:
         """One optimizer step for each mini-batch of the plan."""
         seen = [Metrics()]
+        self.make_room()
         with timed(seen[0], "perf/update_actor"):
             for number, mini in enumerate(plan.minibatches):
 
@@ -102,6 +103,9 @@ class ActorWorker(TrainedWorker):
 
                 seen += [self.engine.forward_backward(self._prepared(batch, mini), loss), self.engine.optim_step()]
         return Metrics.merge(seen)
+
+    def make_room(self) -> None:
+        """Before an update, give back what is not needed until the next version of the weights; here nothing is."""
 
     def _prepared(self, batch: Batch, mini: MiniBatch) -> Batch:
         """The mini-batch; with what its loss chooses from all of it under the weights of now, where it does."""

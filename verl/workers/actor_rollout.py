@@ -45,9 +45,16 @@ class ActorRolloutWorker(ActorWorker):
         super().__init__(policy, cfg, algorithm, device, total_steps, mesh)
         self.generator, self.tp = generator, tp
         self.publisher: Publishes = InProcessPublisher(generator, self.engine.shards)
-        if copy is not None:
+        self.receiver = None if copy is None else Receiver(generator, copy)
+        if copy is not None and self.receiver is not None:
             carrier = transport(self.engine, copy, cfg.parallel.deadline)
-            self.publisher = RankPublisher(Receiver(generator, copy), self.engine.shards, carrier)
+            self.publisher = RankPublisher(self.receiver, self.engine.shards, carrier)
+
+    def make_room(self) -> None:
+        """A GPU's memory is for activations now. On a CPU new memory costs more time than this saves."""
+        if self.receiver is not None and self.engine.device != "cpu":
+            self.generator.place("released")
+            self.receiver.free()
 
     @property
     def leads(self) -> bool:

@@ -11,11 +11,14 @@ from verl.core.protocols import RolloutEngine
 
 
 class Receiver:
-    """policy: what `engine` generates with. Each weight that comes is copied into its place."""
+    """policy: what `engine` generates with. Each weight that comes is copied into its place; from `free` to the next
+    version the weights take no memory, and nothing can be generated.
+    """
 
     def __init__(self, engine: RolloutEngine, policy: nn.Module):
         self.engine = engine
         self._weights = {name: p.detach() for name, p in policy.named_parameters()}
+        self._nbytes = {name: mine.untyped_storage().nbytes() for name, mine in self._weights.items()}
 
     def wanted(self) -> Sequence[str]:
         """All of them."""
@@ -24,7 +27,15 @@ class Receiver:
     @torch.no_grad()
     def receive(self, name: str, tensor: Tensor) -> None:
         """One weight of the next version."""
-        self._weights[name].copy_(tensor)
+        mine = self._weights[name]
+        if mine.untyped_storage().nbytes() == 0:
+            mine.untyped_storage().resize_(self._nbytes[name])
+        mine.copy_(tensor)
+
+    def free(self) -> None:
+        """Give the weights' memory back, while the next version is made."""
+        for mine in self._weights.values():
+            mine.untyped_storage().resize_(0)
 
     def commit(self, version: int) -> None:
         """Generate with what has come."""
