@@ -62,7 +62,8 @@ class Control:
             role: RayGroup(pool, role, Layout(dp=pool.world), partial(make, role, _shares(seconds or {}, pool.world)))
             for role, pool in pools.items()
         }
-        engine = GroupEngine(self.groups["actor"], pools["actor"].world)
+        layout = self.groups["actor"].layout
+        engine = GroupEngine(self.groups["actor"], [layout.coord(rank) for rank in range(layout.world)])
         self.sampler = RolloutWorker(engine, _NoText(), seed=0)
         idle: Any = SimpleNamespace(source=SimpleNamespace(steps_per_episode=1))
         roles = Roles(**{role: self.groups[role] for role in ROLES})
