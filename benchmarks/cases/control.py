@@ -66,7 +66,7 @@ class Control:
         engine = GroupEngine(self.groups["actor"], [layout.coord(rank) for rank in range(layout.world)])
         self.sampler = RolloutWorker(engine, _NoText(), seed=0)
         idle: Any = SimpleNamespace(source=SimpleNamespace(steps_per_episode=1))
-        roles = Roles(**{role: self.groups[role] for role in ROLES})
+        roles = Roles(self.groups["actor"], self.groups["ref"], self.groups["critic"])
         self.trainer = Trainer(cfg, roles, idle, Algorithm(cfg), InProcessPublisher(engine, dict))
 
     def step(self, sequences: int, tokens: int) -> Stepped:

@@ -8,6 +8,10 @@ import pytest
 from tests.trainer import tiny_run
 from tests.trainer.test_ray_run import TOLERANCE, distance, same_metrics, settings
 from verl.trainer import run
+from verl.trainer.build import build
+from verl.trainer.early_scores import PARTS
+from verl.utils.console import RunConsole
+from verl.utils.timeline import timeline
 
 pytestmark = pytest.mark.slow
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -74,3 +78,22 @@ def test_a_run_goes_on_in_any_layout(embedded: Path) -> None:
     for out in ("down", "up"):
         assert [row["step"] for row in tiny_run.metrics(embedded / out)] == [0, 1, 2, 3, 4]
         assert distance(embedded / "whole", embedded / out) < TOLERANCE, out
+
+
+def test_the_critic_scores_while_the_actor_samples(embedded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With processes of its own it gets prompts as they are done, before the last one is; the timeline shows it."""
+    cfg = short(embedded, "overlap", parallel={"nproc": 1, "placement": "split", "deadline": 60.0, "threads": 1})
+    built = build(cfg, RunConsole())
+    try:
+        built.trainer.fit()
+        spans = list(built.trainer.roles.actor.pool.cluster.timeline)
+    finally:
+        built.close()
+    scored = [s for s in spans if s.method == "values"]
+    assert len(scored) == 3 * PARTS, "each step in parts"
+    trained = min(s.start for s in spans if s.method == "update_actor")
+    sampling = [s for s in spans if s.method == "advance" and s.start < trained]
+    assert min(s.start for s in scored) < max(s.end for s in sampling), "in the first step already"
+    print("\n".join(timeline(spans)))
+    assert "critic" in capsys.readouterr().out
+    same_metrics(embedded / "one", embedded / "overlap", steps=3)

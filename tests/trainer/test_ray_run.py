@@ -71,7 +71,7 @@ def same_metrics(one: Path, two: Path, steps: int = 5) -> None:
         for name, value in a.items():
             if name in ("rollout/prefilled_tokens", "rollout/reused_tokens"):
                 continue  # how often a prompt is computed depends on what is beside it
-            assert b[name] == pytest.approx(value, rel=TOLERANCE, abs=1e-6), (a["step"], name)
+            assert b[name] == pytest.approx(value, rel=TOLERANCE, abs=5e-6), (a["step"], name)
 
 
 def test_gradients_add_up() -> None:

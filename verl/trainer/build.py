@@ -160,7 +160,8 @@ def _trainer(cfg: RunConfig, inputs: Inputs, placed: Placed, console: RunConsole
     worker = RolloutWorker(placed.engine, inputs.tokenizer, cfg.trainer.seed)
     needs = inputs.algorithm.needs
     source = OnDemandSource(inputs.data.train, inputs.sampler, worker, cfg, greedy="greedy_reward" in needs)
-    collector = Collector(cfg, source, _rewards(cfg, inputs.composer, device), needs, console.warn)
+    rewards = _rewards(cfg, inputs.composer, device)
+    collector = Collector(cfg, source, rewards, needs, console.warn, placed.roles.asks())
     return Trainer(cfg, placed.roles, collector, inputs.algorithm, placed.publisher), worker
 
 

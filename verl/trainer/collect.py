@@ -17,6 +17,7 @@ from verl.core.trajectory import Trajectory
 from verl.rewards.composer import OVERLONG, Rewards
 from verl.rewards.overlong import overlong
 from verl.trainer.early import EarlyRewards
+from verl.trainer.early_scores import Ask, EarlyScores
 from verl.trainer.filters import counts, keeps, solved
 from verl.trainer.reward import RewardScorer, reward_metrics
 from verl.trainer.seldom import Seldom
@@ -51,7 +52,9 @@ class Scored:
 
 
 class Collector:
-    """source: samples prompts; reward: scores responses; needs: columns that the algorithm reads; warn: prints."""
+    """source: samples prompts; reward: scores responses; needs: columns that the algorithm reads; warn: prints. asks:
+    columns of models on processes of their own, which score what is done while the rest is sampled.
+    """
 
     def __init__(
         self,
@@ -60,7 +63,9 @@ class Collector:
         reward: RewardScorer,
         needs: frozenset[str],
         warn: Callable[[str], None],
+        asks: Sequence[Ask] = (),
     ):
+        self.asks = asks
         self.cfg, self.filter, self.target = cfg, cfg.algorithm.filter, cfg.trainer.prompts_per_step
         self.source, self.reward, self.needs, self.warn = source, reward, needs, Seldom(warn)
 
@@ -68,10 +73,10 @@ class Collector:
         """One round, or as many as the filter asks for and allows."""
         scored: list[Scored] = []
         rounds, overlapped, prompts = 0, 0.0, self.source.planned(step)
-        before = self.source.counts()
+        before, scores = self.source.counts(), EarlyScores(self.asks)
         while prompts:
             with EarlyRewards(self.reward) as early:
-                groups = self._sample(step, prompts, len(scored), early, phase)
+                groups = self._sample(step, prompts, len(scored), (early, scores), phase)
                 scored += self._score(groups, early, phase)
             overlapped += early.overlapped
             rounds += 1
@@ -85,14 +90,20 @@ class Collector:
         rewards = Rewards.concat([s.rewards for s in scored])
         trajectories = [t for s in scored for t in s.group.samples]
         metrics = Metrics.merge([reward_metrics(rewards, trajectories), metrics])
-        return Collected(self._pack(scored, kept, rewards), trajectories, rewards, metrics)
+        batch = self._pack(scored, kept, rewards).with_(**scores.columns(kept))
+        return Collected(batch, trajectories, rewards, metrics)
 
-    def _sample(self, step: int, prompts: Sequence[int], first: int, early: EarlyRewards, phase: Phase) -> list[Group]:
-        """One group a prompt, in order; on the way each goes to the early rewards as soon as it is done."""
+    def _sample(
+        self, step: int, prompts: Sequence[int], first: int, early: tuple[EarlyRewards, EarlyScores], phase: Phase
+    ) -> list[Group]:
+        """One group a prompt, in order; on the way each goes to the early rewards and scores as soon as it is done."""
         groups: dict[int, Group] = {}
+        rewards, scores = early
+        scores.begin(range(first, first + len(prompts)))
         with phase("rollout"), closing(self.source.sample(step, prompts, first_group=first)) as finished:
             for done in finished:
-                early.put(done)
+                rewards.put(done)
+                scores.put({first + place: group for place, group in done.items()})
                 groups |= done
         return [groups[place] for place in range(len(prompts))]
 

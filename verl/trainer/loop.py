@@ -16,6 +16,7 @@ from verl.core.metrics import Metrics
 from verl.core.trajectory import Trajectory
 from verl.rewards.composer import Rewards
 from verl.trainer.collect import Collector
+from verl.trainer.early_scores import Ask
 from verl.trainer.hooks import Hook
 from verl.trainer.reward import RewardScorer
 from verl.trainer.source import OnDemandSource
@@ -32,11 +33,22 @@ def skipped() -> Metrics:
 
 @dataclass(frozen=True)
 class Roles:
-    """Worker groups by role; the algorithm's needs decide which are not None."""
+    """Worker groups by role; the algorithm's needs decide which are not None. apart: those on other processes than the
+    actor's.
+    """
 
     actor: WorkerGroup
     ref: WorkerGroup | None = None
     critic: WorkerGroup | None = None
+    apart: frozenset[str] = frozenset()
+
+    def asks(self) -> list[Ask]:
+        """What models score that can do so while the actor samples."""
+        return [ask for role, ask in self._scorers().items() if role in self.apart]
+
+    def _scorers(self) -> dict[str, Ask]:
+        ref = {} if self.ref is None else {"ref": Ask("ref_logprobs", self.ref, "ref_logprobs")}
+        return ref | ({} if self.critic is None else {"critic": Ask("values", self.critic, "values")})
 
     def trained(self) -> dict[str, WorkerGroup]:
         """Those whose models change, by name."""
@@ -115,16 +127,16 @@ class Trainer:
         return batch, Metrics.merge([credit, learned])
 
     def score(self, batch: Batch) -> Batch:
-        """Ask every model at once, and only for the columns that the algorithm reads."""
+        """Ask every model at once, and only for the columns that the algorithm reads and the batch has not yet."""
         needs, r = self.algorithm.needs, self.roles
         asked: list[Any] = []
         if "sum_pi_squared" in needs:
             asked.append(r.actor.call("old_logprobs_and_squares", batch))
         elif "old_logprobs" in needs:
             asked.append(r.actor.call("old_logprobs", batch))
-        if r.ref is not None:
+        if r.ref is not None and "ref_logprobs" not in batch:
             asked.append(r.ref.call("ref_logprobs", batch))
-        if r.critic is not None:
+        if r.critic is not None and "values" not in batch:
             asked.append(r.critic.call("values", batch))
         return batch.merge(*gather(*asked))
 

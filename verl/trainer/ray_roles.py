@@ -63,7 +63,8 @@ def _placed(
     actor = groups["actor"]
     engine = GroupEngine(actor, generation_places(actor.layout, generation_tp(cfg)))
     said = actor.call("described").result()
-    roles = Roles(actor, groups.get("ref"), groups.get("critic"))
+    apart = frozenset(role for role, pool in pools.items() if pool is not pools["actor"])
+    roles = Roles(actor, groups.get("ref"), groups.get("critic"), apart)
     return Placed(roles, engine, InProcessPublisher(engine, dict), said, cluster.close)
 
 
