@@ -82,7 +82,9 @@ def test_a_run_goes_on_in_any_layout(embedded: Path) -> None:
 
 def test_the_critic_scores_while_the_actor_samples(embedded: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With processes of its own it gets prompts as they are done, before the last one is; the timeline shows it."""
-    cfg = short(embedded, "overlap", parallel={"nproc": 1, "placement": "split", "deadline": 60.0, "threads": 1})
+    parallel = {"nproc": 1, "placement": "split", "deadline": 60.0, "threads": 1}
+    slowly = {"max_sequences": 1}  # one after the other, so that some are done well before others
+    cfg = short(embedded, "overlap", parallel=parallel, rollout=slowly)
     built = build(cfg, RunConsole())
     try:
         built.trainer.fit()
