@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import multiprocessing.connection
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tests.parallel.ranks import ended
 from verl.checkpoint import sharded
 from verl.checkpoint.sharded import Piece
 from verl.core.errors import CheckpointError
@@ -105,12 +105,7 @@ def main(folder: Path) -> int:
     ranks = [context.Process(target=run_rank, args=(rank, folder), daemon=True) for rank in range(WORLD)]
     for rank in ranks:
         rank.start()
-    while any(rank.is_alive() for rank in ranks):
-        multiprocessing.connection.wait([rank.sentinel for rank in ranks if rank.is_alive()])
-        if any(rank.exitcode for rank in ranks):  # the others would wait for it
-            for rank in ranks:
-                rank.kill()
-    return max(abs(rank.exitcode or 0) for rank in ranks)
+    return ended(ranks)
 
 
 if __name__ == "__main__":

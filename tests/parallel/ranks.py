@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.connection
 import sys
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,11 @@ def main(folder: Path) -> int:
     ranks = [context.Process(target=run_rank, args=(rank, folder), daemon=True) for rank in range(4)]
     for rank in ranks:
         rank.start()
+    return ended(ranks)
+
+
+def ended(ranks: Sequence[Any]) -> int:
+    """0 once all of these processes are done; of one that failed its exit code, and then none is left."""
     while running := [rank for rank in ranks if rank.is_alive()]:  # asked once: a wait for none would never end
         multiprocessing.connection.wait([rank.sentinel for rank in running])
         if any(rank.exitcode for rank in ranks):  # the others would wait for it

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from verl.core.errors import ModelError
+from verl.engines.train.holding import Holding
 from verl.models.config import DecoderConfig
 from verl.models.cuts import Cuts, Share, Stage
 from verl.models.policy import Policy
@@ -105,4 +106,4 @@ def test_stages(layers: int, tied: bool) -> None:
 
 
 def _owns(stage: Stage, tied: bool, name: str) -> bool:
-    return len(Share(stage, None, 0, tied).owned(name, torch.ones(2))) == 2
+    return Holding(Share(stage, None, 0, tied)).owned(name, torch.ones(2)) == ((0, 2),)

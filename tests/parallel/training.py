@@ -12,6 +12,7 @@ from torch import Tensor
 from tests.models.helpers import family_batch, ragged_batch
 from tests.parallel.models import Model
 from verl.config.models import ModelConfig
+from verl.engines.train.holding import Holding
 from verl.models.gather import whole_tensors
 from verl.models.load import native_policy
 from verl.models.logprobs import token_scores
@@ -94,8 +95,8 @@ def _gradients(policy: Policy, pp: PipelineParallel | None, packed: list[PackedI
 
 def _norm(policy: Policy, grads: dict[str, Tensor]) -> float:
     """The norm of all gradients, by what each process owns."""
-    share = policy.decoder.share
-    total = torch.stack([share.owned(name, grad).square().sum() for name, grad in grads.items()]).sum()
+    holding = Holding.of(policy)
+    total = torch.stack([grad[holding.own(name, grad)].square().sum() for name, grad in grads.items()]).sum()
     for axis in (policy.decoder.tp, policy.decoder.pp):
         if axis is not None:
             dist.all_reduce(total, group=axis.group)

@@ -12,6 +12,7 @@ from verl.trainer.build import build
 from verl.trainer.early_scores import PARTS
 from verl.utils.console import RunConsole
 from verl.utils.timeline import timeline
+from verl.workers import group_engine
 
 pytestmark = pytest.mark.slow
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -80,10 +81,13 @@ def test_a_run_goes_on_in_any_layout(embedded: Path) -> None:
         assert distance(embedded / "whole", embedded / out) < TOLERANCE, out
 
 
-def test_the_critic_scores_while_the_actor_samples(embedded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_critic_scores_while_the_actor_samples(
+    embedded: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With processes of its own it gets prompts as they are done, before the last one is; the timeline shows it."""
     parallel = {"nproc": 1, "placement": "split", "deadline": 60.0, "threads": 1}
-    slowly = {"max_sequences": 1}  # one after the other, so that some are done well before others
+    slowly = {"max_sequences": 1}  # one after the other, and told of at once, so that some are done well before others
+    monkeypatch.setattr(group_engine, "_SLICE", 0.005)
     cfg = short(embedded, "overlap", parallel=parallel, rollout=slowly)
     built = build(cfg, RunConsole())
     try:

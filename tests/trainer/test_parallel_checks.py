@@ -1,15 +1,17 @@
 """Several processes: what chooses them, and what is refused before any is started."""
 
 import importlib.util
+from pathlib import Path
 
 import pytest
 
+from tests.tiny import make_model
 from verl.algos.algorithm import Algorithm
 from verl.algos.presets import preset_values
 from verl.config import RunConfig, parse_override, resolve
 from verl.core.errors import ConfigError, MissingDependency
 from verl.parallel.layout import Layout, layout_of, pools_of
-from verl.trainer.checks import check_parallel
+from verl.trainer.parallel_checks import check_cuts, check_parallel
 from verl.trainer.resume import identity
 
 
@@ -110,3 +112,41 @@ def test_a_role_is_cut_as_the_actor_but_for_what_it_says() -> None:
     p = config("parallel.nproc=8", "parallel.tp=2", "parallel.fsdp=-1", "parallel.critic.pp=4").parallel
     assert layout_of(p, "actor") == layout_of(p, "ref") == Layout(dp=4, tp=2, fsdp=4)
     assert layout_of(p, "critic") == Layout(dp=1, pp=4, tp=2, fsdp=1)
+
+
+WITHOUT_EFFECT = {
+    "parallel.critic: this algorithm has no critic": ["critic.tp=2"],
+    "parallel.placement: split puts nothing apart, as this algorithm has only actor": ["placement=split"],
+}
+
+
+@pytest.mark.parametrize("message", WITHOUT_EFFECT)
+def test_what_would_do_nothing(message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check("algorithm.name=grpo", "parallel.nproc=2", *(f"parallel.{word}" for word in WITHOUT_EFFECT[message]))
+
+
+def test_more_processes_than_any_machine_has_use_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    check("parallel.nproc=16")
+    check("parallel.nproc=17", "parallel.address=auto")
+    with pytest.raises(ConfigError, match="parallel.nproc: 17 processes are too many for 2 CPUs; at most 16"):
+        check("parallel.nproc=17")
+
+
+TOO_FINE = {  # of two layers with four heads
+    r"parallel.pp: 4 stages are too many for 2 layers; set pp to 2": ["pp=4"],
+    r"parallel.tp: 8 ranks are too many for 4 query heads": ["tp=8"],
+    r"parallel.critic.pp: 4 stages": ["critic.pp=4"],
+    r"parallel.generation_tp: 8 ranks": ["generation_tp=8"],
+}
+
+
+@pytest.mark.parametrize("message", TOO_FINE)
+def test_cuts_that_the_model_does_not_take(tmp_path: Path, message: str) -> None:
+    make_model(tmp_path / "model", "llama", tied=True)
+    cfg = config(
+        f"actor.path={tmp_path / 'model'}", "parallel.nproc=8", *(f"parallel.{word}" for word in TOO_FINE[message])
+    )
+    with pytest.raises(ConfigError, match=message):
+        check_cuts(cfg, Algorithm(cfg))

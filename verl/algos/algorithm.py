@@ -50,6 +50,11 @@ class Algorithm:
         check_algorithm(cfg, self.advantage, self.policy_loss, self.needs)
 
     @property
+    def roles(self) -> list[str]:
+        """Roles that it has models for."""
+        return ["actor"] + ["ref"] * ("ref_logprobs" in self.needs) + ["critic"] * ("values" in self.needs)
+
+    @property
     def described(self) -> str:
         """What was put together, in a line."""
         kl = self.cfg.kl

@@ -11,7 +11,8 @@ from verl.engines.rollout.memory import token_bytes
 from verl.engines.train.micro_batches import tokens_at_once
 from verl.models.config import DecoderConfig
 from verl.models.source import resolve
-from verl.planning.shape import LOGITS_AT_ONCE, activation_bytes, of_parameter
+from verl.parallel.layout import Layout, generation_tp, layout_of, pools_of
+from verl.planning.shape import LOGITS_AT_ONCE, Role, RoleName, activation_bytes, of_parameter, share
 from verl.trainer.build import pick_device
 
 GB = 1e9
@@ -41,15 +42,31 @@ class RoleMemory:
 
 
 def estimate(cfg: RunConfig, algorithm: Algorithm, longest: int) -> list[RoleMemory]:
-    """The roles that this configuration builds, with what each will hold. longest: tokens of the longest sequence."""
-    roles = [_role(cfg, "actor", cfg.actor.path, trains=True, longest=longest)]
-    if "ref_logprobs" in algorithm.needs:
-        roles.append(_role(cfg, "reference", cfg.ref.path or cfg.actor.path))
-    if "values" in algorithm.needs:
-        roles.append(_role(cfg, "critic", cfg.critic.path or cfg.actor.path, trains=True, head=False))
+    """The roles that this configuration builds, with what one process of each will hold. longest: tokens of the longest
+    sequence.
+    """
+    p = cfg.parallel
+    roles = [_role(cfg, "actor", cfg.actor.path, layout_of(p, "actor"), trains=True, longest=longest)]
+    if "ref" in algorithm.roles:
+        roles.append(_role(cfg, "ref", cfg.ref.path or cfg.actor.path, layout_of(p, "ref")))
+    if "critic" in algorithm.roles:
+        path = cfg.critic.path or cfg.actor.path
+        roles.append(_role(cfg, "critic", path, layout_of(p, "critic"), trains=True, head=False))
     if cfg.reward.model_path is not None:
-        roles.append(_role(cfg, "reward model", cfg.reward.model_path, head=False))
+        roles.append(_role(cfg, "reward", cfg.reward.model_path, Layout(), head=False))
     return roles
+
+
+def processes(cfg: RunConfig, roles: list[RoleMemory]) -> list[tuple[int, float]]:
+    """(how many, peak GB of one) of the processes that hold the same roles; the reward model's is the loop's."""
+    named = {role.role: role for role in roles}
+    shared = pools_of(cfg.parallel, [name for name in named if name != "reward"])
+    out = [(layout_of(cfg.parallel, names[0]).world, peak_gb([named[n] for n in names])) for names in shared]
+    if "reward" not in named:
+        return out
+    if cfg.parallel.executor == "embedded":
+        return [(1, peak_gb(roles))]
+    return [*out, (1, peak_gb([named["reward"]]))]
 
 
 def peak_gb(roles: list[RoleMemory]) -> float:
@@ -59,27 +76,39 @@ def peak_gb(roles: list[RoleMemory]) -> float:
 
 
 def _role(
-    cfg: RunConfig, role: str, path: str, *, trains: bool = False, longest: int = 0, head: bool = True
+    cfg: RunConfig,
+    role: RoleName,
+    path: str,
+    layout: Layout,
+    *,
+    trains: bool = False,
+    longest: int = 0,
+    head: bool = True,
 ) -> RoleMemory:
-    """longest: of the role that samples, tokens of its longest sequence."""
+    """Of the process that holds most. longest: of the role that samples, tokens of its longest sequence."""
     try:
         source = resolve(path, cfg.model.trust_remote_code)
         shape = DecoderConfig.from_hf(source.hf_config())
     except ModelError as e:
         return RoleMemory(role, path, why=str(e))
     n, width, on_host = shape.num_params(head), 2 if cfg.model.dtype == "bfloat16" else 4, pick_device(cfg) == "cpu"
-    kept = {part: n * size / GB for part, size in of_parameter(width, trains).items()}
+    mine = share(Role(role, shape, width, head, trains), layout.tp, layout.pp)
+    sizes = of_parameter(width, trains, layout.fsdp)
+    kept = {part: mine.params * size / layout.fsdp / GB for part, size in sizes.items()}
     passing: dict[str, float] = {}
     if on_host and source.is_gguf:
         kept["model file (mapped)"] = source.path.stat().st_size / GB
     if trains:
-        a_token = activation_bytes(shape, width, cfg.update.activation_checkpointing)
+        a_token = activation_bytes(shape, width, cfg.update.activation_checkpointing, layout.tp, mine.layers)
         passing["activations (rough)"] = tokens_at_once(cfg.update, pick_device(cfg)) * a_token / GB
         if on_host:
             passing["freed memory in pieces"] = _PIECES * passing["activations (rough)"]
     if longest:
-        kept[KV_CACHE] = _cache_gb(cfg, longest, token_bytes(shape, width))
-        passing["logits and their gradient"] = 2 * _logits(cfg, shape.vocab_size) * width / GB
+        tp = generation_tp(cfg.parallel)
+        kept[KV_CACHE] = _cache_gb(cfg, longest, token_bytes(shape, width)) / tp
+        if not layout.generates_in_place(tp):
+            kept["weights that generate"] = share(Role(role, shape, width), tp, 1).params * width / GB
+        passing["logits and their gradient"] = 2 * _logits(cfg, -(-shape.vocab_size // layout.tp)) * width / GB
         if on_host:
             kept["process (Python, libraries, data)"] = PROCESS_GB
     return RoleMemory(role, path, n, kept, passing)

@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from verl.cli.memory import KV_CACHE, RoleMemory, estimate, peak_gb
+from verl.cli.memory import KV_CACHE, RoleMemory, estimate, processes
 from verl.config.run import RunConfig
 from verl.engines.train.micro_batches import tokens_at_once
 from verl.trainer.build import Inputs, pick_device, read_inputs
@@ -90,12 +90,14 @@ def print_sizes(cfg: RunConfig, stream: TextIO | None = None) -> None:
 
 
 def _verdict(cfg: RunConfig, roles: list[RoleMemory], device: str) -> str:
-    copies = cfg.parallel.nproc if device == "cpu" and cfg.parallel.address is None else 1
-    peak, have = copies * peak_gb(roles), memory_total(device)
+    each, have = processes(cfg, roles), memory_total(device)
+    together = device == "cpu" and cfg.parallel.address is None
+    peak = sum(count * gb for count, gb in each) if together else max(gb for _, gb in each)
+    count = sum(count for count, _ in each)
     known = "" if all(role.num_params for role in roles) else ", not counting the roles whose size is unknown"
     name = "GPU memory" if device == "cuda" else "host memory"
-    each = f", in {copies} processes that each hold all of it" if copies > 1 else ""
-    text = f"Peak, estimated: {peak:.2f} GB of {have:.1f} GB {name}{each}{known}."
+    said = "" if count == 1 else f", in {count} processes" if together else ", of the process that holds most"
+    text = f"Peak, estimated: {peak:.2f} GB of {have:.1f} GB {name}{said}{known}."
     if peak > 0.9 * have:
         text += (
             f" That will not fit: {_generation_advice(cfg, roles)}lower update.micro_batch_tokens or "

@@ -225,15 +225,6 @@ class Share:
         """None: all of it."""
         return None if self.cuts is None else self.cuts.part(name, self.tp_rank)
 
-    def owned(self, name: str, local: Tensor) -> Tensor:
-        """A view of what counts as this process's of its own tensor: over all stages and ranks, each element once.
-
-        So the norm of all gradients is the root of the sum over processes of owned squares.
-        """
-        if "embed_tokens" in name and not self.stage.first:  # a tied embedding's second copy
-            return local[:0]
-        return local if self.cuts is None else self.cuts.owned(name, local, self.tp_rank)
-
 
 def chunk(size: int, parts: int, number: int) -> tuple[int, int]:
     """[start, stop) of piece `number`: ceil(size / parts) each, as long as there are any."""

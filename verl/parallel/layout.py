@@ -41,6 +41,10 @@ class Layout:
     def world(self) -> int:
         return self.dp * self.pp * self.tp
 
+    def generates_in_place(self, tp: int) -> bool:
+        """Whether ranks trained so hold just what they generate with in replicas of `tp` ranks."""
+        return self.tp == tp and self.pp == self.fsdp == 1
+
     def coord(self, rank: int) -> Coord:
         return Coord(rank // (self.pp * self.tp), rank // self.tp % self.pp, rank % self.tp)
 
@@ -65,6 +69,11 @@ def layout_of(p: ParallelConfig, role: str) -> Layout:
             f"{pp}); set it to -1 (all of them), or to a divisor"
         )
     return Layout(dp, pp, tp, dp if fsdp == -1 else fsdp)
+
+
+def generation_tp(p: ParallelConfig) -> int:
+    """Tensor ranks that generate together."""
+    return p.generation_tp or p.tp
 
 
 def pools_of(p: ParallelConfig, roles: list[str]) -> list[list[str]]:

@@ -26,15 +26,6 @@ def part(x: Tensor) -> Tensor:
     return x.to_local() if isinstance(x, DTensor) else x
 
 
-def cut_like(mine: Tensor, like: Tensor) -> Tensor:
-    """This rank's part as a tensor that is cut as `like` is; `mine` itself where it is not."""
-    if not isinstance(like, DTensor):
-        return mine
-    return DTensor.from_local(
-        mine, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
-    )
-
-
 @torch.no_grad()
 def whole(x: Tensor) -> Tensor:
     """All of x; every rank that holds a part calls it."""

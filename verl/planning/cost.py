@@ -55,11 +55,6 @@ def resharded(size: float, train: Layout, tp: int) -> float:
     return size * (1 / tp - 1 / (max(train.tp, tp) * train.pp * train.fsdp))
 
 
-def shares_storage(train: Layout, tp: int) -> bool:
-    """Whether generation reads the trainer's own weights."""
-    return train.tp == tp and train.pp == 1 and train.fsdp == 1
-
-
 def scoring(role: Role, work: Workload, layout: Layout, hw: Hardware) -> Parts:
     """One forward pass over a step's sequences."""
     return _passes(role, work, layout, hw, -(-work.sequences // layout.dp), backward=False)
@@ -154,7 +149,7 @@ class Generation:
 
 def copied(actor: Role, train: Layout, tp: int) -> float:
     """Bytes of the weights that generation holds beside the trainer's."""
-    return 0.0 if shares_storage(train, tp) else share(actor, tp, 1).params * actor.width
+    return 0.0 if train.generates_in_place(tp) else share(actor, tp, 1).params * actor.width
 
 
 def slot(actor: Role, work: Workload, tp: int) -> float:

@@ -26,7 +26,6 @@ from verl.trainer.checks import (
     check_filter,
     check_models,
     check_outputs,
-    check_parallel,
     check_rollout_memory,
     check_training_law,
 )
@@ -35,6 +34,7 @@ from verl.trainer.evaluate import Evaluator, evaluation_params
 from verl.trainer.folder import RunFolder
 from verl.trainer.log import LogHook
 from verl.trainer.loop import Trainer
+from verl.trainer.parallel_checks import check_cuts, check_parallel
 from verl.trainer.resume import CheckpointHook, identity
 from verl.trainer.reward import RewardScorer
 from verl.trainer.roles import Placed, embedded
@@ -95,6 +95,7 @@ def read_inputs(cfg: RunConfig, functions: Sequence[tuple[RewardFn, float]] = ()
     composer = build_rewards(cfg.reward, [*data.train, *data.eval], own)
     check_filter(cfg, composer.names)
     check_parallel(cfg, algorithm, pick_device(cfg))
+    check_cuts(cfg, algorithm)
     return Inputs(algorithm, source, tokenizer, data, sampler, composer)
 
 

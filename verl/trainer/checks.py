@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Sequence
 
@@ -10,7 +9,7 @@ import torch
 
 from verl.algos.algorithm import Algorithm
 from verl.config.run import RunConfig
-from verl.core.errors import ConfigError, DataError, MissingDependency, ModelError
+from verl.core.errors import ConfigError, DataError, ModelError
 from verl.core.registry import suggestion
 from verl.data.load import PromptData
 from verl.engines.rollout.memory import Grant, token_bytes
@@ -19,7 +18,6 @@ from verl.models.config import DecoderConfig
 from verl.models.kernels import unfit
 from verl.models.load import check_head, check_reward_model, check_role
 from verl.models.source import ModelSource
-from verl.parallel.layout import Layout, layout_of, pools_of
 from verl.rewards.composer import OVERLONG, VERIFIER
 from verl.utils.monitoring import memory_total
 from verl.utils.tracking.tracker import check_installed, check_sinks
@@ -95,57 +93,6 @@ def check_outputs(cfg: RunConfig) -> None:
                 f"trainer.output_dir: {out} is also {key}, and the run would replace what it reads there; "
                 "choose another folder with --output_dir"
             )
-
-
-def check_parallel(cfg: RunConfig, algorithm: Algorithm, device: str) -> None:
-    """The processes can be had, and what the algorithm computes can be computed on parts of a batch."""
-    p = cfg.parallel
-    if p.executor == "embedded":
-        for name, value in p:
-            if (name, value) == ("fsdp", -1):
-                continue  # all ranks of one process are this one
-            if name not in ("executor", "deadline") and value != type(p).model_fields[name].default:
-                said = value if isinstance(value, int | str) else "its layout"
-                raise ConfigError(f"parallel.{name}: {said} needs other processes than this; set parallel.executor=ray")
-        return
-    if importlib.util.find_spec("ray") is None:
-        raise MissingDependency('parallel.executor: ray is not installed; run: pip install -e ".[ray]"')
-    roles = ["actor"] + ["ref"] * ("ref_logprobs" in algorithm.needs) + ["critic"] * ("values" in algorithm.needs)
-    layouts = {role: layout_of(p, role) for role in roles}
-    total = sum(layouts[shared[0]].world for shared in pools_of(p, roles))
-    actor = layouts["actor"]
-    for role, layout in layouts.items():
-        if cfg.model.implementation == "transformers" and layout.tp * layout.pp > 1:
-            raise ConfigError(
-                f"parallel: tp {layout.tp} and pp {layout.pp} of the {role} need verl's own decoder; set them to 1 "
-                "(fsdp cuts any model), or model.implementation=native"
-            )
-    if actor.dp > 1 and algorithm.policy_loss.prepare is not None:
-        raise ConfigError(
-            f"parallel.nproc: policy loss {algorithm.policy_loss.name!r} chooses tokens from the whole mini-batch, "
-            f"which none of {actor.dp} data parallel ranks has; set parallel.nproc=1, or parallel.tp so that one is "
-            "left, or choose another algorithm.policy_loss"
-        )
-    _check_generation(cfg, actor)
-    if device == "cuda" and p.address is None and total > torch.cuda.device_count():
-        raise ConfigError(
-            f"parallel.nproc: {total} processes need a GPU each, this machine has {torch.cuda.device_count()}; lower it"
-        )
-
-
-def _check_generation(cfg: RunConfig, actor: Layout) -> None:
-    """Replicas that generate can be made of the actor's processes."""
-    p = cfg.parallel
-    tp = p.generation_tp or p.tp
-    if actor.world % tp:
-        raise ConfigError(
-            f"parallel.generation_tp: {tp} does not divide the actor's {actor.world} processes; set a divisor"
-        )
-    if tp > 1 and cfg.rollout.backend != "native":
-        raise ConfigError(
-            f"parallel.generation_tp: rollout.backend={cfg.rollout.backend} generates in one process each, not in "
-            f"{tp}; set parallel.generation_tp=1, or rollout.backend=native"
-        )
 
 
 def check_models(cfg: RunConfig, algorithm: Algorithm, source: ModelSource, data: PromptData) -> None:

@@ -12,9 +12,9 @@ from verl.controller.executors.ray import Cluster, ResourcePool
 from verl.controller.executors.ray_group import RayGroup
 from verl.controller.rank import Make, Rank
 from verl.controller.worker import Worker
-from verl.parallel.layout import layout_of, pools_of
+from verl.parallel.layout import generation_tp, layout_of, pools_of
 from verl.trainer.loop import Roles
-from verl.trainer.roles import Placed, generation_tp, make_actor, make_critic, make_reference
+from verl.trainer.roles import Placed, make_actor, make_critic, make_reference
 from verl.weights.groups import generation_places
 from verl.weights.publisher import InProcessPublisher
 from verl.workers.group_engine import GroupEngine
@@ -22,7 +22,7 @@ from verl.workers.group_engine import GroupEngine
 
 def on_ray(cfg: RunConfig, algorithm: Algorithm, device: str, total_steps: int) -> Placed:
     """Start the processes and make the workers there. Whatever fails, none is left."""
-    p, pools = cfg.parallel, pools_of(cfg.parallel, roles_of(algorithm))
+    p, pools = cfg.parallel, pools_of(cfg.parallel, algorithm.roles)
     sizes = [layout_of(p, roles[0]).world for roles in pools]
     threads = p.threads or max(1, torch.get_num_threads() // sum(sizes))
     cluster = Cluster(cpus=threads * sum(sizes), address=p.address, deadline=p.deadline)
@@ -35,12 +35,6 @@ def on_ray(cfg: RunConfig, algorithm: Algorithm, device: str, total_steps: int) 
     except BaseException:
         cluster.close()
         raise
-
-
-def roles_of(algorithm: Algorithm) -> list[str]:
-    """Roles that the algorithm has models for."""
-    needs = algorithm.needs
-    return ["actor"] + ["ref"] * ("ref_logprobs" in needs) + ["critic"] * ("values" in needs)
 
 
 def _placed(
@@ -61,7 +55,7 @@ def _placed(
         for role, pool in pools.items()
     }
     actor = groups["actor"]
-    engine = GroupEngine(actor, generation_places(actor.layout, generation_tp(cfg)))
+    engine = GroupEngine(actor, generation_places(actor.layout, generation_tp(cfg.parallel)))
     said = actor.call("described").result()
     apart = frozenset(role for role, pool in pools.items() if pool is not pools["actor"])
     roles = Roles(actor, groups.get("ref"), groups.get("critic"), apart)

@@ -14,7 +14,7 @@ from verl.core.rng import derive_seed
 from verl.engines import rollout
 from verl.engines.resharding import generation_axis
 from verl.models.load import load_policy, load_value_model
-from verl.parallel.layout import Layout
+from verl.parallel.layout import generation_tp
 from verl.parallel.mesh import SINGLE, Mesh
 from verl.trainer.loop import Roles
 from verl.utils.heap import settle
@@ -56,22 +56,12 @@ def make_actor(cfg: RunConfig, algorithm: Algorithm, device: str, total_steps: i
     mesh = _mesh(rank, device)
     policy = load_policy(cfg.actor.path, cfg.model, device, mesh.tensor(), mesh.pipeline())
     tp, copy = mesh.tensor(), None
-    if not generates_in_place(cfg, rank.layout):
-        tp = generation_axis(generation_places(rank.layout, generation_tp(cfg)))
+    if not rank.layout.generates_in_place(generation_tp(cfg.parallel)):
+        tp = generation_axis(generation_places(rank.layout, generation_tp(cfg.parallel)))
         copy = load_policy(cfg.actor.path, cfg.model, device, tp)
         copy.requires_grad_(False)
     engine = rollout.attach(cfg.rollout.backend, policy if copy is None else copy, cfg.rollout)
     return ActorRolloutWorker(policy, cfg, algorithm, device, total_steps, engine, mesh, copy, tp)
-
-
-def generation_tp(cfg: RunConfig) -> int:
-    """Tensor ranks that generate together."""
-    return cfg.parallel.generation_tp or cfg.parallel.tp
-
-
-def generates_in_place(cfg: RunConfig, layout: Layout) -> bool:
-    """Whether each rank trains the very weights that it generates with."""
-    return layout.fsdp == layout.pp == 1 and generation_tp(cfg) == layout.tp
 
 
 def make_reference(cfg: RunConfig, device: str, rank: Rank) -> ReferenceWorker:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import socket
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -27,6 +28,8 @@ Place = tuple[str, str, int]
 """(node id, address of the node, process id)."""
 _BLAME = 2.0
 """Seconds in which Ray tells of a process that has died, after another raised because of it."""
+_KNOCK = 5.0
+"""Seconds in which the address of a cluster takes a connection."""
 _SPANS = 10_000
 """That a timeline holds: minutes of a run, and no memory that grows."""
 
@@ -41,6 +44,19 @@ def load_ray() -> Any:
     except ImportError as e:
         raise MissingDependency('parallel.executor: ray is not installed; run: pip install -e ".[ray]"') from e
     return ray
+
+
+def reachable(address: str) -> None:
+    """ConfigError where nothing listens at HOST:PORT, which Ray itself waits for a minute to say; `auto` is Ray's."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if address == "auto":
+        return
+    if not colon or not port.isdecimal():
+        raise ConfigError(f"parallel.address: {address!r} is none of auto, HOST:PORT, ray://HOST:PORT")
+    try:
+        socket.create_connection((host, int(port)), _KNOCK).close()
+    except (OSError, OverflowError) as e:
+        raise ConfigError(f"parallel.address: nothing answers at {address} ({e}); start Ray there, or set null") from e
 
 
 class Process(Host):
@@ -68,6 +84,8 @@ class Cluster:
         self.pools: list[ResourcePool] = []
         self.timeline: deque[Span] = deque(maxlen=_SPANS)
         self._calls: list[Call] = []
+        if address is not None:
+            reachable(address)
         own: dict[str, Any] = {"include_dashboard": False, "num_cpus": cpus} if address is None else {}
         try:
             self.ray.init(address=address or "local", logging_level=logging.ERROR, log_to_driver=False, **own)

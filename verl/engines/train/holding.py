@@ -12,7 +12,7 @@ from verl.models.cuts import Part, Share
 from verl.models.decoder import Decoder
 from verl.weights.boxes import Box, intersect, slices, whole
 
-EMPTY = (0, 0)
+NOTHING = Part(0, 0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -45,20 +45,16 @@ class Holding:
         """The part of `box` that counts as this rank's: over stages and tensor ranks, every element counts once. Data
         replicas own the same.
         """
-        box = self.box(name, p)
-        own = self._owned_part(name)
+        box, own = self.box(name, p), self._owned_part(name)
         if own is None:
             return box
         limits = list(whole(self.shape(name, p)))
-        if limits:
-            limits[own.dim] = (own.start, own.stop)
-            return intersect(box, tuple(limits)) or (EMPTY,) * len(box)
-        return box
+        limits[own.dim] = (own.start, own.stop)
+        return intersect(box, tuple(limits)) or tuple((start, start) for start, _ in box)
 
     def own(self, name: str, p: Tensor) -> tuple[slice, ...]:
         """Where `owned` lies in this rank's local tensor."""
-        own, box = self.owned(name, p), self.box(name, p)
-        return tuple(slice(0, 0) for _ in own) if own == (EMPTY,) * len(box) and box else slices(own, box)
+        return slices(self.owned(name, p), self.box(name, p))
 
     def _part(self, name: str) -> Part | None:
         return None if self.share is None else self.share.part(name)
@@ -69,11 +65,11 @@ class Holding:
         if share is None:
             return None
         if "embed_tokens" in name and not share.stage.first:
-            return Part(0, 0, 0, 0)  # a tied embedding's second copy
+            return NOTHING  # a tied embedding's second copy
         if share.cuts is None:
             return None
         own = share.cuts.owned_part(name, share.tp_rank)
-        return own if own is not None or share.tp_rank == 0 else Part(0, 0, 0, 0)
+        return own if own is not None or share.tp_rank == 0 else NOTHING
 
 
 def decoder_of(module: nn.Module) -> Decoder | None:
