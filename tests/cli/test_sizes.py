@@ -12,10 +12,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from verl.algos.algorithm import Algorithm
 from verl.algos.presets import preset_values
 from verl.cli import sizes
-from verl.cli.memory import estimate, peak_gb
 from verl.config import RunConfig, resolve
 from verl.engines.rollout.admission import Budget
 from verl.engines.rollout.cache import SlotCache
+from verl.trainer import memory
+from verl.trainer.memory import estimate, peak_gb, with_fsdp
 
 SHAPE = {
     "vocab_size": 50, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -126,12 +127,35 @@ def test_unknown_shape_is_said(folder: Path) -> None:
 
 def test_what_cannot_fit_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cfg = config(folder)
-    monkeypatch.setattr(sizes, "memory_total", lambda device: 1e-6)
+    monkeypatch.setattr(memory, "memory_total", lambda device: 1e-6)
     assert "That will not fit" in sizes._verdict(cfg, estimate(cfg, Algorithm(cfg), longest=10), "cpu")
 
 
+def test_replicas_are_whole_where_they_fit_and_share_one_copy_where_not(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg = config(folder, parallel={"nproc": 4}, trainer={"device": "cpu"})
+    algorithm = Algorithm(cfg)
+    whole = cfg.model_copy(update={"parallel": cfg.parallel.model_copy(update={"fsdp": 1})})
+    needs = 4 * peak_gb(estimate(whole, algorithm, longest=50))
+    for have, size in ((1.2 * needs, 1), (1.05 * needs, -1)):  # a tenth stays free
+        monkeypatch.setattr(memory, "memory_total", lambda device, have=have: have)
+        got, said = with_fsdp(cfg, algorithm, longest=50)
+        assert got.parallel.fsdp == size
+        assert said == "" if size == 1 else f"{needs:.1f} of {have:.1f} GB" in said
+        for chosen in (1, 2):
+            mine = config(folder, parallel={"nproc": 4, "fsdp": chosen})
+            assert with_fsdp(mine, algorithm, longest=50) == (mine, "")
+    one = config(folder)
+    assert with_fsdp(one, algorithm, longest=50)[0].parallel.fsdp == 1, "one process has none to share with"
+    text = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(text | {"model_type": "gpt2"}))
+    got, said = with_fsdp(cfg, algorithm, longest=50)
+    assert got.parallel.fsdp == -1 and "is not known" in said
+
+
 def test_advice_names_the_caches_where_generation_takes_most(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sizes, "memory_total", lambda device: 5.0)
+    monkeypatch.setattr(memory, "memory_total", lambda device: 5.0)
 
     def verdict(**rollout: object) -> str:
         cfg = config(folder, rollout=rollout)
@@ -142,7 +166,7 @@ def test_advice_names_the_caches_where_generation_takes_most(folder: Path, monke
     assert "not fit: set rollout.kv_cache_gb" in verdict(**many)
     assert "lower rollout.kv_cache_gb (now 6)" in verdict(kv_cache_gb=6.0, **many)
     assert "not fit" not in verdict()
-    monkeypatch.setattr(sizes, "memory_total", lambda device: 1e-6)
+    monkeypatch.setattr(memory, "memory_total", lambda device: 1e-6)
     assert "That will not fit: lower update.micro_batch_tokens" in verdict(), "activations take most, caches are little"
 
 

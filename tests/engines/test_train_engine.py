@@ -230,13 +230,32 @@ def test_a_placed_engine_goes_on_where_it_was(dtype: torch.dtype) -> None:
             assert engines[1].optimizer.grads == []
             with pytest.raises(RuntimeError, match=f"placed on '{where}'"):
                 engines[1].optim_step()
-            engines[1]._moved(torch.clone)  # what place does between devices
+            engines[1]._moved(torch.clone if where == "host" else None, torch.clone)  # what place does on a GPU
         engines[1].place("device")
         for engine in engines:
             engine.module.weight.pow(2).sum().backward()
             engine.optim_step()
         assert torch.equal(engines[0].module.weight, engines[1].module.weight)
     assert engines[1].optimizer.steps == 3
+
+
+@pytest.mark.parametrize(("dtype", "moved"), [(torch.bfloat16, 3 * 4), (torch.float32, 2 * 4)])
+def test_what_rests_on_the_host_between_updates(dtype, moved, monkeypatch) -> None:
+    """By count: masters and moments of a bf16 model (12 bytes a weight) and no gradients (4), so that 2 of 18 stay."""
+    engine, at_rest = tiny_engine(dtype), []
+    engine.module.weight.pow(2).sum().backward()
+    engine.optim_step()
+
+    def to(device: str) -> object:
+        return lambda x: (at_rest.append(x.nbytes * (x.ndim > 0)) if device == "cpu" else None, x.clone())[1]
+
+    monkeypatch.setattr("verl.engines.train.engine._to", to)
+    engine.device = "cuda"  # which `place` alone reads here
+    storage = engine.module.weight.data_ptr()
+    engine.place("released")
+    assert sum(at_rest) == moved * engine.module.weight.numel()
+    assert engine.optimizer.grads == [] and engine.module.weight.data_ptr() == storage
+    engine._must_be_here(state=False)
 
 
 def test_offloading_is_for_sharded_models_and_changes_nothing_on_a_cpu() -> None:

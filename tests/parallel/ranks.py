@@ -55,7 +55,7 @@ def train(subject: Subject, name: str, folder: Path, mesh: Mesh) -> dict[str, An
     for number, plan in enumerate(plans(subject, batch, index)):
         if number == 2:  # out of its storage and back
             worker.engine.place("host")
-            worker.engine._moved(torch.clone)
+            worker.engine._moved(torch.clone, torch.clone)
             worker.engine.place("device")
         seen["steps"].append(update(local, plan=plan).values_by_name())
     seen["answers"] = THREE_D.answers(mesh.coord, mesh.layout)

@@ -176,7 +176,7 @@ def test_fsdp_config_sets_the_configuration(monkeypatch: pytest.MonkeyPatch, tmp
     assert meant(config=given) == (2, "ray", 1, True, fp32), "what is left out stays as the configuration says"
     assert meant({"fsdp_size": -1}, config=given, nproc=4) == (4, "ray", -1, True, fp32)
     assert meant(config=resolve([given], preset_values())) == (2, "ray", 1, True, fp32)
-    assert meant(config=RunConfig(), nproc=2) == (2, "ray", 1, False, bf16)
+    assert meant(config=RunConfig(), nproc=2) == (2, "ray", None, False, bf16)
 
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 8)

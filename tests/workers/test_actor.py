@@ -171,3 +171,17 @@ def test_an_empty_plan_moves_nothing(folder: Path) -> None:
     plan = replace(UpdatePlan.of(batch, cfg.update, 0, 1), minibatches=())
     assert LocalGroup(actor).call("update_actor", batch, plan=plan).result().keys() == {"perf/update_actor"}
     assert all(torch.equal(before[k], v) for k, v in actor.policy.state_dict().items())
+
+
+def test_an_update_is_the_same_where_training_state_rests_in_between(folder: Path) -> None:
+    """Scores need no training state, updates find it as it was left."""
+    seen = {}
+    for rests in (False, True):
+        cfg = config("dapo", update={"offload_between": rests, "mini_batches": 2})
+        actor = worker(folder, cfg)
+        for step in range(2):
+            assert bool(actor.engine.optimizer.grads) is not rests, "gradient buffers"
+            batch = scored(actor)
+            actor.update_actor(batch, plan=UpdatePlan.of(batch, cfg.update, seed=5, step=step))
+        seen[rests] = {name: w.clone() for name, w in actor.engine.shards().items()}
+    assert all(torch.equal(seen[True][name], w) for name, w in seen[False].items())

@@ -10,11 +10,11 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from verl.cli.memory import KV_CACHE, RoleMemory, estimate, processes
 from verl.config.run import RunConfig
 from verl.engines.train.micro_batches import tokens_at_once
-from verl.trainer.build import Inputs, pick_device, read_inputs
-from verl.utils.monitoring import memory_total
+from verl.trainer.build import Inputs, read_inputs
+from verl.trainer.device import pick_device
+from verl.trainer.memory import KV_CACHE, Peak, RoleMemory, estimate
 
 Row = tuple[str, str, str]
 
@@ -31,8 +31,8 @@ class Counts:
     @classmethod
     def of(cls, cfg: RunConfig, inputs: Inputs) -> Counts:
         whole, data = inputs.sampler.steps_per_episode, inputs.data
-        longest = max(len(prompt.token_ids) for prompt in [*data.train, *data.eval])
-        return cls(len(data.train), len(data.eval), longest, min(whole, cfg.trainer.max_steps_per_episode or whole))
+        steps = min(whole, cfg.trainer.max_steps_per_episode or whole)
+        return cls(len(data.train), len(data.eval), data.longest, steps)
 
 
 def step_rows(cfg: RunConfig, counts: Counts) -> list[Row]:
@@ -78,9 +78,12 @@ def memory_rows(roles: list[RoleMemory]) -> list[Row]:
 def print_sizes(cfg: RunConfig, stream: TextIO | None = None) -> None:
     """Read the data and the models' configs, and print both tables. Raises what the run itself would raise for them."""
     inputs = read_inputs(cfg)
+    cfg = inputs.cfg
     console = Console(file=stream or sys.stdout, highlight=False, markup=False, emoji=False)
     for line in inputs.data.report.lines():
         console.print(line, soft_wrap=True)
+    if inputs.said:
+        console.print(inputs.said, soft_wrap=True)
     counts = Counts.of(cfg, inputs)
     console.print(_table(("size", "", "from"), step_rows(cfg, counts)))
     roles = estimate(cfg, inputs.algorithm, counts.longest_prompt + cfg.rollout.max_response_tokens)
@@ -90,15 +93,14 @@ def print_sizes(cfg: RunConfig, stream: TextIO | None = None) -> None:
 
 
 def _verdict(cfg: RunConfig, roles: list[RoleMemory], device: str) -> str:
-    each, have = processes(cfg, roles), memory_total(device)
-    together = device == "cpu" and cfg.parallel.address is None
-    peak = sum(count * gb for count, gb in each) if together else max(gb for _, gb in each)
-    count = sum(count for count, _ in each)
+    peak = Peak.of(cfg, roles)
     known = "" if all(role.num_params for role in roles) else ", not counting the roles whose size is unknown"
     name = "GPU memory" if device == "cuda" else "host memory"
-    said = "" if count == 1 else f", in {count} processes" if together else ", of the process that holds most"
-    text = f"Peak, estimated: {peak:.2f} GB of {have:.1f} GB {name}{said}{known}."
-    if peak > 0.9 * have:
+    said = "" if peak.count == 1 else ", of the process that holds most"
+    if peak.count > 1 and peak.together:
+        said = f", in {peak.count} processes"
+    text = f"Peak, estimated: {peak.gb:.2f} GB of {peak.have:.1f} GB {name}{said}{known}."
+    if not peak.fits:
         text += (
             f" That will not fit: {_generation_advice(cfg, roles)}lower update.micro_batch_tokens or "
             "rollout.max_sequences, set update.activation_checkpointing=true, or take a smaller model."

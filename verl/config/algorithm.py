@@ -122,5 +122,10 @@ class UpdateConfig(Section):
     """On GPUs, keep what FSDP shards on the host: weights between uses, gradients and the optimizer, which steps there.
     Less GPU memory, slower steps, same gradients. Changes nothing on a CPU. Actor and critic.
     """
+    offload_between: bool = False
+    """While the run generates and scores, keep masters and moments on the host and give gradient buffers back; they
+    come back for each update. More GPU memory for keys, values and logits, slower steps, same numbers. On a CPU only
+    the gradient buffers are given back. Actor and critic.
+    """
     share_prompt: bool = True
     """Compute what prompts and samples begin with in common once. Same gradients, to rounding (native models)."""

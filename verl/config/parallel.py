@@ -36,9 +36,9 @@ class ParallelConfig(Section):
     """`colocated`: all roles share the processes and take turns. `split`: the critic has processes of its own and works
     while actor and reference do. `standalone`: actor, reference and critic have processes of their own.
     """
-    fsdp: int = Field(1, ge=-1)
+    fsdp: int | None = Field(None, ge=-1)
     """Data parallel neighbours that share one copy of weights, gradients and optimizer (FSDP2); 1: each holds its own;
-    -1: all of them share one.
+    -1: all of them share one; null: 1 where that fits into memory, by the estimate of --dry-run, else -1.
     """
     tp: int = Field(1, ge=1)
     """Tensor parallel processes: each matrix, and the vocabulary, is cut over them."""

@@ -28,6 +28,11 @@ class PromptData:
     report: DataReport
 
     @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt."""
+        return max(len(prompt.token_ids) for prompt in [*self.train, *self.eval])
+
+    @property
     def fingerprint(self) -> str:
         """A hash of the training prompts in order: a resumed run must have the same."""
         digest = hashlib.blake2b(digest_size=16)

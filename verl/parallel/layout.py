@@ -50,12 +50,15 @@ class Layout:
 
 
 def layout_of(p: ParallelConfig, role: str) -> Layout:
-    """Of `actor`, `ref` or `critic`. ConfigError: the sizes do not divide each other, with the path to change."""
+    """Of `actor`, `ref` or `critic`; parallel.fsdp=null counts as 1. ConfigError: the sizes do not divide each other,
+    with the path to change.
+    """
     own = {"ref": p.ref, "critic": p.critic}.get(role, RoleLayout())
     section = "parallel" if role == "actor" else f"parallel.{role}"
+    actors_fsdp = 1 if p.fsdp is None else p.fsdp
     nproc, fsdp, tp, pp = (
         mine if mine is not None else actors
-        for mine, actors in ((own.nproc, p.nproc), (own.fsdp, p.fsdp), (own.tp, p.tp), (own.pp, p.pp))
+        for mine, actors in ((own.nproc, p.nproc), (own.fsdp, actors_fsdp), (own.tp, p.tp), (own.pp, p.pp))
     )
     if nproc % (tp * pp):
         raise ConfigError(

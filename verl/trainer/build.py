@@ -6,12 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from verl.algos.algorithm import Algorithm
 from verl.checkpoint.store import CheckpointStore
 from verl.config.run import RunConfig
-from verl.core.errors import ConfigError
 from verl.core.protocols import RewardFn
 from verl.data.load import PromptData, load_prompts
 from verl.data.sampler import PromptSampler
@@ -30,10 +27,12 @@ from verl.trainer.checks import (
     check_training_law,
 )
 from verl.trainer.collect import Collector
+from verl.trainer.device import pick_device
 from verl.trainer.evaluate import Evaluator, evaluation_params
 from verl.trainer.folder import RunFolder
 from verl.trainer.log import LogHook
 from verl.trainer.loop import Trainer
+from verl.trainer.memory import with_fsdp
 from verl.trainer.parallel_checks import check_cuts, check_parallel
 from verl.trainer.resume import CheckpointHook, identity
 from verl.trainer.reward import RewardScorer
@@ -48,8 +47,12 @@ from verl.workers.rollout import RolloutWorker
 
 @dataclass(frozen=True)
 class Inputs:
-    """All that is checked before a model loads."""
+    """All that is checked before a model loads. cfg: with what it left to decide; said: what was decided, for the
+    log.
+    """
 
+    cfg: RunConfig
+    said: str
     algorithm: Algorithm
     source: ModelSource
     tokenizer: Any
@@ -66,15 +69,6 @@ class Run:
     folder: RunFolder
     tracker: Tracker
     close: Callable[[], None]
-
-
-def pick_device(cfg: RunConfig) -> str:
-    wanted = cfg.trainer.device
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(
-            "trainer.device: no usable CUDA device; use --device cpu, or install a torch build for your driver"
-        )
-    return ("cuda" if torch.cuda.is_available() else "cpu") if wanted == "auto" else wanted
 
 
 def read_inputs(cfg: RunConfig, functions: Sequence[tuple[RewardFn, float]] = ()) -> Inputs:
@@ -94,9 +88,10 @@ def read_inputs(cfg: RunConfig, functions: Sequence[tuple[RewardFn, float]] = ()
     own = [RewardFunction.of(fn, weight) for fn, weight in functions]
     composer = build_rewards(cfg.reward, [*data.train, *data.eval], own)
     check_filter(cfg, composer.names)
+    cfg, said = with_fsdp(cfg, algorithm, data.longest + cfg.rollout.max_response_tokens)
     check_parallel(cfg, algorithm, pick_device(cfg))
     check_cuts(cfg, algorithm)
-    return Inputs(algorithm, source, tokenizer, data, sampler, composer)
+    return Inputs(cfg, said, algorithm, source, tokenizer, data, sampler, composer)
 
 
 def build(cfg: RunConfig, console: RunConsole, functions: Sequence[tuple[RewardFn, float]] = ()) -> Run:
@@ -107,11 +102,14 @@ def build(cfg: RunConfig, console: RunConsole, functions: Sequence[tuple[RewardF
     if pick_device(cfg) == "cpu":
         settle()
     inputs = read_inputs(cfg, functions)
+    cfg = inputs.cfg
     folder = RunFolder(cfg.trainer.output_dir)
     if not cfg.trainer.resume:
         folder.check()
     for line in inputs.data.report.lines():
         console.info(line)
+    if inputs.said:
+        console.info(inputs.said)
     placed = _placed(cfg, inputs)
     try:
         return _run(cfg, inputs, placed, folder, console)

@@ -25,8 +25,8 @@ def check_parallel(cfg: RunConfig, algorithm: Algorithm, device: str) -> None:
     p = cfg.parallel
     if p.executor == "embedded":
         for name, value in p:
-            if (name, value) == ("fsdp", -1):
-                continue  # all ranks of one process are this one
+            if name == "fsdp" and value in (1, -1):
+                continue  # the only process shares with none, and all of them are this one
             if name not in ("executor", "deadline") and value != type(p).model_fields[name].default:
                 said = value if isinstance(value, int | str) else "its layout"
                 many = "" if name in ("address", "nproc", "threads") else " and parallel.nproc to how many"

@@ -62,6 +62,8 @@ class ActorWorker(TrainedWorker):
             head_params=policy.decoder.config.head_params if isinstance(policy, Policy) else 0,
             mesh=mesh,
         )
+        self.offloads = cfg.update.offload_between
+        self.rest()
 
     def _forward(self, packed: PackedInput, hidden: Tensor | None = None) -> Outputs:
         policy = after(self.policy, hidden)
@@ -95,7 +97,7 @@ class ActorWorker(TrainedWorker):
         """One optimizer step for each mini-batch of the plan."""
         seen = [Metrics()]
         self.make_room()
-        with timed(seen[0], "perf/update_actor"):
+        with timed(seen[0], "perf/update_actor"), self.updating():
             for number, mini in enumerate(plan.minibatches):
 
                 def loss(out: Outputs, part: Batch, total: Denominators = mini.total, first: bool = number == 0) -> Any:

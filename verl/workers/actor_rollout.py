@@ -52,8 +52,10 @@ class ActorRolloutWorker(ActorWorker):
 
     def make_room(self) -> None:
         """A GPU's memory is for activations now. On a CPU new memory costs more time than this saves."""
-        if self.receiver is not None and self.engine.device != "cpu":
-            self.generator.place("released")
+        if self.engine.device == "cpu":
+            return
+        self.generator.place("released")
+        if self.receiver is not None:
             self.receiver.free()
 
     @property

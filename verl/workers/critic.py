@@ -40,6 +40,8 @@ class CriticWorker(TrainedWorker):
             model.shares_prompt,
             mesh=mesh,
         )
+        self.offloads = cfg.update.offload_between
+        self.rest()
 
     def _forward(self, packed: PackedInput, hidden: Tensor | None = None) -> Outputs:
         return Outputs(self.model.values(packed, hidden))
@@ -52,7 +54,7 @@ class CriticWorker(TrainedWorker):
     def update_critic(self, batch: Batch, plan: UpdatePlan) -> Metrics:
         """One optimizer step for each mini-batch of the plan; token mean."""
         seen = [Metrics()]
-        with timed(seen[0], "perf/update_critic"):
+        with timed(seen[0], "perf/update_critic"), self.updating():
             for mini in plan.minibatches:
                 seen += [self._backward(batch, mini), self.engine.optim_step()]
         return Metrics.merge(seen)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -17,9 +19,22 @@ _COUNTERS = "counters.json"
 
 
 class TrainedWorker(Worker):
-    """engine: trains the model, on the ranks that hold it."""
+    """engine: trains the model, on the ranks that hold it. offloads: its state rests on the host between updates."""
 
     engine: EmbeddedTrainEngine
+    offloads: bool = False
+
+    def rest(self) -> None:
+        """Between updates: training state out of the way, where the configuration wants that."""
+        if self.offloads:
+            self.engine.place("released")
+
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """Training state is here, and rests afterwards."""
+        self.engine.place("device")
+        yield
+        self.rest()
 
     @register(ONE_TO_ALL)
     def save(self, folder: str) -> list[str]:

@@ -39,6 +39,7 @@ class Outputs:
     entropy: Tensor | None = None
 
 
+Move = Callable[[Tensor], Tensor]
 Forward = Callable[..., Outputs]
 """(packed tokens) -> the column that a model is asked for; in the last stage of a pipeline (packed tokens, hidden
 states that the stage before gave)."""
@@ -89,7 +90,6 @@ class EmbeddedTrainEngine:
 
     def _rounds(self, batch: Batch) -> list[list[int] | None]:
         """Sequence numbers of each micro-batch. None: this rank has nothing left, but gathers weights with others."""
-        self._must_be_here()
         parts: list[list[int] | None] = [*split(batch, self.max_tokens, self.share_prompt)]
         most = self.mesh.most(len(parts)) if self.mesh.sharded else len(parts)
         return parts + [None] * (most - len(parts))
@@ -106,6 +106,7 @@ class EmbeddedTrainEngine:
 
         forward: in place of the engine's own; the answer is [T, width] where it says several things of a token.
         """
+        self._must_be_here(state=False)
         places = batch.per_seq(torch.arange(batch.num_tokens))
         out = torch.zeros(batch.num_tokens, *([] if width is None else [width]))
         rounds = self._rounds(batch)
@@ -127,6 +128,7 @@ class EmbeddedTrainEngine:
 
     def forward_backward(self, batch: Batch, loss: ScalarLoss) -> Metrics:
         """Add the gradients of one mini-batch, part by part. The sum of parts is the mini-batch, however it is cut."""
+        self._must_be_here()
         rounds = self._rounds(batch)
         if self.pipeline is not None:
             return self._pipelined(self.pipeline, batch, rounds, loss)
@@ -243,8 +245,9 @@ class EmbeddedTrainEngine:
         return out
 
     def place(self, where: Place) -> None:
-        """Where weights, masters and moments are. `host`: out of device memory. `released`: on the device, without
-        gradient buffers, which `host` does without as well. On a CPU, and where they are offloaded, nothing else moves.
+        """Where training state is. `released`: masters and moments on the host, no gradient buffers, and weights that
+        still infer and generate. `host`: the weights as well. On a CPU, and where they are offloaded, only gradient
+        buffers come and go. Masters that are the weights themselves (fp32, or cut by FSDP) stay with them.
 
         A rollout engine that reads the module's own storage cannot generate while it is on the host.
         """
@@ -252,19 +255,23 @@ class EmbeddedTrainEngine:
             return
         if self.optimizer is not None:
             self.optimizer.free_grads()
-        if self.device != "cpu" and not self.offloaded and "host" in (where, self._where):
-            self._moved(lambda x: x.to("cpu" if where == "host" else self.device))
+        if self.device != "cpu" and not self.offloaded:
+            weights, state = (_to("cpu" if away else self.device) for away in (where == "host", where != "device"))
+            self._moved(weights if "host" in (where, self._where) else None, state)
         if self.optimizer is not None and where == "device":
             self.optimizer.take_grads()
         self._where = where
 
-    def _moved(self, move: Callable[[Tensor], Tensor]) -> None:
-        self.module._apply(move)
+    def _moved(self, weights: Move | None, state: Move) -> None:
+        """weights: None where they stay."""
+        if weights is not None:
+            self.module._apply(weights)
         if self.optimizer is not None:
-            self.optimizer.moved(move)
+            self.optimizer.moved(state)
 
-    def _must_be_here(self) -> None:
-        if self._where != "device":
+    def _must_be_here(self, state: bool = True) -> None:
+        """state: masters and gradients are needed as well as weights."""
+        if self._where == "host" or (state and self._where != "device"):
             raise RuntimeError(f"the {self.name} is placed on {self._where!r}; call place('device') first")
 
     def pieces(self) -> dict[str, Piece]:
@@ -303,6 +310,10 @@ class EmbeddedTrainEngine:
         read(self.pieces())
         self.optimizer.sync()
         self.skipped_steps = counters["skipped_steps"]
+
+
+def _to(device: str) -> Move:
+    return lambda x: x.to(device)
 
 
 def _offloads(update: UpdateConfig, device: str, mesh: Mesh) -> bool:

@@ -106,8 +106,8 @@ class MasterAdamW:
             x.grad = None
 
     def moved(self, move: Callable[[Tensor], Tensor]) -> None:
-        """Masters and moments to where `move` copies a tensor. The model's weights have been moved already, and no
-        gradients are held.
+        """Masters and moments to where `move` copies a tensor. Masters that are the model's weights are where those
+        are: moved already, or staying. No gradients are held.
         """
         for p, master in zip(self.params, self.masters, strict=True):
             if is_cut(p):

@@ -16,7 +16,7 @@ from verl.config.names import NAMES
 from verl.core.errors import ConfigError
 from verl.core.registry import suggestion
 from verl.rewards.functions import RewardFunction
-from verl.trainer.build import pick_device
+from verl.trainer.device import pick_device
 from verl.trainer.ppo.fsdp_config import FSDPConfig
 from verl.trainer.ppo.inputs import Inputs, check_module, tokenizer_of
 from verl.trainer.run import RunResult, run
@@ -211,7 +211,7 @@ def _overlay_named(tree: Tree, named: Mapping[str, Any]) -> Tree:
 def _check_fsdp_size(cfg: RunConfig) -> None:
     p = cfg.parallel
     copies = p.nproc // (p.tp * p.pp)
-    if p.fsdp > copies or (p.fsdp > 0 and copies % p.fsdp):
+    if p.fsdp is not None and (p.fsdp > copies or (p.fsdp > 0 and copies % p.fsdp)):
         raise ConfigError(
             f"fsdp_config.fsdp_size: {p.fsdp} does not divide the {copies} data parallel processes; give -1 for all"
         )

@@ -13,7 +13,8 @@ from verl.models.config import DecoderConfig
 from verl.models.source import resolve
 from verl.parallel.layout import Layout, generation_tp, layout_of, pools_of
 from verl.planning.shape import LOGITS_AT_ONCE, Role, RoleName, activation_bytes, of_parameter, share
-from verl.trainer.build import pick_device
+from verl.trainer.device import pick_device
+from verl.utils.monitoring import memory_total
 
 GB = 1e9
 KV_CACHE = "KV cache (at most)"
@@ -69,6 +70,54 @@ def processes(cfg: RunConfig, roles: list[RoleMemory]) -> list[tuple[int, float]
     return [*out, (1, peak_gb([named["reward"]]))]
 
 
+@dataclass(frozen=True)
+class Peak:
+    """Estimated GB of `count` processes, or of the one that holds most where each has a device of its own (`together`
+    False), and the GB that are there.
+    """
+
+    gb: float
+    have: float
+    count: int
+    together: bool
+
+    @property
+    def fits(self) -> bool:
+        return self.gb <= 0.9 * self.have
+
+    @classmethod
+    def of(cls, cfg: RunConfig, roles: list[RoleMemory]) -> Peak:
+        each, device = processes(cfg, roles), pick_device(cfg)
+        together = device == "cpu" and cfg.parallel.address is None
+        gb = sum(count * gb for count, gb in each) if together else max(gb for _, gb in each)
+        return cls(gb, memory_total(device), sum(count for count, _ in each), together)
+
+
+def with_fsdp(cfg: RunConfig, algorithm: Algorithm, longest: int) -> tuple[RunConfig, str]:
+    """The configuration with parallel.fsdp decided, and why ("" where nothing was to decide).
+
+    null becomes 1 where replicas that each hold all of their part fit into memory, else -1, and also where a model's
+    size is not known. longest: tokens of the longest sequence.
+    """
+    if cfg.parallel.fsdp is not None:
+        return cfg, ""
+    whole = _fsdp(cfg, 1)
+    if cfg.parallel.executor == "embedded" or layout_of(cfg.parallel, "actor").dp == 1:
+        return whole, ""
+    roles = estimate(whole, algorithm, longest)
+    peak, unknown = Peak.of(whole, roles), [role.path for role in roles if role.num_params is None]
+    if peak.fits and not unknown:
+        return whole, ""
+    why = f"whole replicas would take {peak.gb:.1f} of {peak.have:.1f} GB"
+    if unknown:
+        why = f"whether whole replicas fit is not known, as the size of {unknown[0]} is not"
+    return _fsdp(cfg, -1), f"parallel.fsdp: -1, data parallel processes share one copy (FSDP): {why}"
+
+
+def _fsdp(cfg: RunConfig, size: int) -> RunConfig:
+    return cfg.model_copy(update={"parallel": cfg.parallel.model_copy(update={"fsdp": size})})
+
+
 def peak_gb(roles: list[RoleMemory]) -> float:
     """All that is kept, and what passes in the update of one role: roles are updated one after the other."""
     kept = sum(sum(role.kept.values()) for role in roles)
@@ -105,7 +154,7 @@ def _role(
             passing["freed memory in pieces"] = _PIECES * passing["activations (rough)"]
     if longest:
         tp = generation_tp(cfg.parallel)
-        kept[KV_CACHE] = _cache_gb(cfg, longest, token_bytes(shape, width)) / tp
+        kept[KV_CACHE] = _cache_gb(cfg, longest, token_bytes(shape, width), layout.world // tp) / tp
         if not layout.generates_in_place(tp):
             kept["weights that generate"] = share(Role(role, shape, width), tp, 1).params * width / GB
         passing["logits and their gradient"] = 2 * _logits(cfg, -(-shape.vocab_size // layout.tp)) * width / GB
@@ -114,11 +163,11 @@ def _role(
     return RoleMemory(role, path, n, kept, passing)
 
 
-def _cache_gb(cfg: RunConfig, longest: int, of_token: int) -> float:
-    """Slots for the samples of a step or of an evaluation, with the spare ones that growing makes."""
+def _cache_gb(cfg: RunConfig, longest: int, of_token: int, replicas: int) -> float:
+    """Slots for one replica's samples of a step or of an evaluation, with the spare ones that growing makes."""
     evaluated = cfg.eval.max_response_tokens or cfg.rollout.max_response_tokens
     tokens = longest + max(0, evaluated - cfg.rollout.max_response_tokens)
-    running = max(cfg.trainer.prompts_per_step * cfg.rollout.n, cfg.data.eval_size * cfg.eval.n)
+    running = -(-max(cfg.trainer.prompts_per_step * cfg.rollout.n, cfg.data.eval_size * cfg.eval.n) // replicas)
     slots = min(cfg.rollout.max_sequences, running * 3 // 2)
     cache = slots * (tokens + -tokens % _SLOT_TOKENS) * of_token / GB
     return min(cache, cfg.rollout.kv_cache_gb or cache) + cfg.rollout.prefix_cache_gb
