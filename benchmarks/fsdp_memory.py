@@ -6,7 +6,8 @@
 As it is: about 2 minutes on 2 cores.
 
 Each rank is a process of its own, on gloo; they train the actor on --tokens tokens each, in sequences of --length, of
-which half was sampled. `state` is what lies there between the steps; `peak` is resident memory of the process at its
+which half was sampled. `state` is what lies there between the steps, `rest` what lies there with
+update.offload_between (on a CPU without gradients; on a GPU masters and moments are away as well); `peak` is resident memory of the process at its
 highest, with what is gathered, with activations and with the loading of the model.
 """
 
@@ -97,6 +98,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         actor.update_actor(batch, plan=UpdatePlan.of(batch, cfg.update, 0, step))
         seconds.append(time.perf_counter() - start)
     seen = {**state_bytes(actor.engine), "peak": peak_memory(), "seconds": min(seconds[1:])}
+    actor.engine.place("released")
+    seen["rest"] = sum(state_bytes(actor.engine).values())
     if args.world > 1:
         dist.destroy_process_group()
     return seen
@@ -121,13 +124,14 @@ def _batch(tokens: int, length: int, rank: int) -> Any:
 
 def report(seen: dict[int, list[dict[str, Any]]]) -> list[str]:
     """The table: of each number of ranks the one that holds most, and its share of the first row's."""
-    rows = [f"{'ranks':>5}" + "".join(f"{k:>11}" for k in (*KINDS, "state GB", "share", "peak GB", "seconds"))]
+    rows = [f"{'ranks':>5}" + "".join(f"{k:>11}" for k in (*KINDS, "state GB", "share", "rest GB", "share", "peak GB", "seconds"))]
     first = 0.0
     for ranks, found in seen.items():
         most = max(found, key=lambda r: sum(r[k] for k in KINDS))
         state = sum(most[k] for k in KINDS)
         first = first or state
         cells = [f"{most[k] / 1e9:>11.3f}" for k in KINDS] + [f"{state / 1e9:>11.3f}", f"{state / first:>11.1%}"]
+        cells += [f"{most['rest'] / 1e9:>11.3f}", f"{most['rest'] / first:>11.1%}"]
         slowest, peak = (max(r[k] for r in found) for k in ("seconds", "peak"))
         rows.append(f"{ranks:>5}" + "".join(cells) + f"{peak:>11.2f}{slowest:>11.2f}")
     return rows

@@ -323,8 +323,8 @@ def test_pretenders_take_and_give_what_the_real_workers_do():
 def test_fsdp_memory_report():
     from fsdp_memory import report
 
-    one = {"weights": 6e9, "gradients": 4e9, "optimizer": 8e9, "peak": 20.0, "seconds": 1.0}
+    one = {"weights": 6e9, "gradients": 4e9, "optimizer": 8e9, "rest": 9e9, "peak": 20.0, "seconds": 1.0}
     two = [{**one, "weights": 2e9, "optimizer": 3e9}, {**one, "weights": 1e9, "optimizer": 1e9, "peak": 21.0}]
     rows = report({1: [one], 2: two})
-    assert rows[1].split() == ["1", "6.000", "4.000", "8.000", "18.000", "100.0%", "20.00", "1.00"]
-    assert rows[2].split() == ["2", "2.000", "4.000", "3.000", "9.000", "50.0%", "21.00", "1.00"]
+    assert rows[1].split() == ["1", "6.000", "4.000", "8.000", "18.000", "100.0%", "9.000", "50.0%", "20.00", "1.00"]
+    assert rows[2].split() == ["2", "2.000", "4.000", "3.000", "9.000", "50.0%", "9.000", "50.0%", "21.00", "1.00"]
