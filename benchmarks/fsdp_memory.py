@@ -7,8 +7,8 @@ As it is: about 2 minutes on 2 cores.
 
 Each rank is a process of its own, on gloo; they train the actor on --tokens tokens each, in sequences of --length, of
 which half was sampled. `state` is what lies there between the steps, `rest` what lies there with
-update.offload_between (on a CPU without gradients; on a GPU masters and moments are away as well); `peak` is resident memory of the process at its
-highest, with what is gathered, with activations and with the loading of the model.
+update.offload_between (on a CPU without gradients; on a GPU masters and moments are away as well); `peak` is resident
+memory of the process at its highest, with what is gathered, with activations and with the loading of the model.
 """
 
 from __future__ import annotations
@@ -124,7 +124,10 @@ def _batch(tokens: int, length: int, rank: int) -> Any:
 
 def report(seen: dict[int, list[dict[str, Any]]]) -> list[str]:
     """The table: of each number of ranks the one that holds most, and its share of the first row's."""
-    rows = [f"{'ranks':>5}" + "".join(f"{k:>11}" for k in (*KINDS, "state GB", "share", "rest GB", "share", "peak GB", "seconds"))]
+    rows = [
+        f"{'ranks':>5}"
+        + "".join(f"{k:>11}" for k in (*KINDS, "state GB", "share", "rest GB", "share", "peak GB", "seconds"))
+    ]
     first = 0.0
     for ranks, found in seen.items():
         most = max(found, key=lambda r: sum(r[k] for k in KINDS))

@@ -47,19 +47,22 @@ STEPS = 5
 
 @dataclass(frozen=True)
 class Subject:
-    """A model in a role. model: folder under the test's; update: of its config."""
+    """A model in a role. model: folder under the test's; policy_loss: the preset's where it is ""."""
 
     role: str
     model: str
     implementation: str
     dtype: str = "float32"
     checkpointing: bool = False
+    policy_loss: str = ""
 
     def config(self) -> RunConfig:
         optim = {"lr": 4e-3, "eps": 1e-3, "weight_decay": 0.1, "max_grad_norm": 0.5}
+        loss = {"name": self.policy_loss, "cov_ratio": 0.2} | ({"cov_low": -2.0} if "clip" in self.policy_loss else {})
         tree = {
             "model": {"dtype": self.dtype, "implementation": self.implementation},
-            "algorithm": {"name": "ppo", "entropy_coef": 0.01, "kl": {"coef": 0.01}},
+            "algorithm": {"name": "ppo", "entropy_coef": 0.01, "kl": {"coef": 0.01}}
+            | ({"policy_loss": loss} if self.policy_loss else {}),
             "actor": {"optim": optim},
             "critic": {"optim": optim},
             "update": {
@@ -88,18 +91,23 @@ SUBJECTS = {
     "critic": Subject("critic", "tied", "native"),
     "critic_transformers": Subject("critic", "untied", "transformers", checkpointing=True),
     "actor_bf16": Subject("actor", "tied", "native", dtype="bfloat16"),
+    "actor_clip_cov": Subject("actor", "tied", "native", policy_loss="clip_cov"),
+    "actor_kl_cov": Subject("actor", "tied", "native", policy_loss="kl_cov"),
 }
 
 DATA = [x for x in LAYOUTS if LAYOUTS[x].tp == LAYOUTS[x].pp == 1]
 """Layouts of the data axis alone, in which any model trains."""
 CUT = [x for x in LAYOUTS if x not in DATA]
 SUBJECTS_OF = {
-    **dict.fromkeys(("one", "fsdp2", "fsdp4"), tuple(SUBJECTS)),
+    **dict.fromkeys(("one", "fsdp4"), tuple(SUBJECTS)),
+    "fsdp2": tuple(s for s in SUBJECTS if "cov" not in s),
     "dp2": ("actor", "actor_transformers", "critic", "critic_transformers"),
-    "dp4": ("actor", "critic"),
+    "dp4": ("actor", "actor_clip_cov", "critic"),
     "hsdp": ("actor", "critic_transformers"),
     **dict.fromkeys(CUT, ("actor", "critic")),
     **dict.fromkeys(("fsdp2tp2", "pp2tp2"), ("actor", "actor_checkpointed", "critic")),
+    "dp2tp2": ("actor", "actor_clip_cov", "critic"),
+    "fsdp2pp2": ("actor", "actor_kl_cov", "critic"),
 }
 CASES = [(x, s) for x in LAYOUTS for s in SUBJECTS_OF[x]]
 """(layout, subject): all where weights are gathered; native actor and critic wherever a model is cut."""
@@ -129,6 +137,7 @@ def plans(subject: Subject, batch: Batch, index: list[int]) -> list[UpdatePlan]:
     at = {seq: place for place, seq in enumerate(index)}
     out = []
     for mini in UpdatePlan.of(batch, subject.config().update, seed=5, step=3).minibatches:
-        local = tuple(at[i] for i in mini.index if i in at)
-        out.append(UpdatePlan((replace(mini, index=local),)))
+        here = [(at[i], place) for place, i in enumerate(mini.index) if i in at]
+        local, places = tuple(i for i, _ in here), tuple(place for _, place in here)
+        out.append(UpdatePlan((replace(mini, index=local, places=places),)))
     return out

@@ -52,13 +52,6 @@ def test_ray_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     check()
 
 
-def test_a_loss_that_needs_the_whole_mini_batch() -> None:
-    with pytest.raises(ConfigError, match="parallel.nproc: policy loss 'clip_cov' chooses tokens"):
-        check("parallel.nproc=2", "algorithm.policy_loss=clip_cov")
-    check("parallel.nproc=1", "parallel.executor=ray", "algorithm.policy_loss=clip_cov")
-    check("parallel.nproc=2", "parallel.tp=2", "algorithm.policy_loss=clip_cov")
-
-
 def test_a_gpu_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     with pytest.raises(ConfigError, match="2 processes need a GPU each, this machine has 1"):

@@ -18,11 +18,8 @@ from verl.algos.presets import preset_values
 from verl.config import RunConfig, resolve
 from verl.controller.executors.local import LocalGroup
 from verl.core.batch import Batch
-from verl.core.errors import ConfigError
 from verl.core.rng import derive_seed
 from verl.models.load import load_policy
-from verl.parallel.layout import Layout
-from verl.parallel.mesh import Mesh
 from verl.workers.actor import ActorWorker
 from verl.workers.update_plan import UpdatePlan
 
@@ -112,13 +109,6 @@ def test_the_update_does_not_depend_on_how_mini_batches_are_cut(folder: Path, pr
     assert any(not torch.equal(before[k], weights[0][k]) for k in before)
     for name in before:
         torch.testing.assert_close(weights[0][name], weights[1][name], atol=1e-5, rtol=0)
-
-
-def test_a_loss_that_chooses_from_all_tokens_is_refused_where_ranks_have_parts(folder: Path) -> None:
-    cfg = config("clip_cov")
-    mesh = Mesh(layout=Layout(dp=2))
-    with pytest.raises(ConfigError, match="algorithm.policy_loss: clip_cov chooses tokens from a whole mini-batch"):
-        ActorWorker(load_policy(folder, cfg.model), cfg, Algorithm(cfg), "cpu", 4, mesh)
 
 
 def test_a_loss_without_prepare_makes_no_extra_forward(folder: Path, monkeypatch) -> None:

@@ -28,5 +28,8 @@ def test_split(rows: list[tuple[int, int]], ranks: int, minis: int, together: bo
         mine = [p.minibatches[number] for p in split]
         found = [parts[r][k] for r, mini in enumerate(mine) for k in mini.index]
         assert sorted(found) == list(whole.index)
+        assert whole.places == tuple(range(whole.count))
+        for r, mini in enumerate(mine):
+            assert [whole.index[place] for place in mini.places] == [parts[r][k] for k in mini.index]
         assert all(mini.total == whole.total and mini.seed == whole.seed for mini in mine)
         assert all(list(mini.index) == sorted(mini.index) for mini in mine)

@@ -21,7 +21,7 @@ _CROWD = 8
 
 
 def check_parallel(cfg: RunConfig, algorithm: Algorithm, device: str) -> None:
-    """The processes can be had, and what the algorithm computes can be computed on parts of a batch."""
+    """The processes can be had, and are cut as the roles can be."""
     p = cfg.parallel
     if p.executor == "embedded":
         for name, value in p:
@@ -47,12 +47,6 @@ def check_parallel(cfg: RunConfig, algorithm: Algorithm, device: str) -> None:
                 f"parallel: tp {layout.tp} and pp {layout.pp} of the {role} need verl's own decoder; set them to 1 "
                 "(fsdp cuts any model), or model.implementation=native"
             )
-    if actor.dp > 1 and algorithm.policy_loss.prepare is not None:
-        raise ConfigError(
-            f"parallel.nproc: policy loss {algorithm.policy_loss.name!r} chooses tokens from the whole mini-batch, "
-            f"which none of {actor.dp} data parallel ranks has; set parallel.nproc=1, or parallel.tp so that one is "
-            "left, or choose another algorithm.policy_loss"
-        )
     _check_generation(cfg, actor)
     most = _CROWD * (os.cpu_count() or 1)
     if device == "cpu" and p.address is None and total > most:

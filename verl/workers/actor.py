@@ -13,7 +13,6 @@ from verl.config.run import RunConfig
 from verl.controller.dispatch import ONE_TO_ALL, THREE_D
 from verl.controller.worker import register
 from verl.core.batch import Batch
-from verl.core.errors import ConfigError
 from verl.core.metrics import Metrics
 from verl.engines.train.engine import EmbeddedTrainEngine, Outputs
 from verl.models.export import export
@@ -24,12 +23,12 @@ from verl.parallel.mesh import SINGLE, Mesh
 from verl.utils.timing import timed
 from verl.workers.trained import TrainedWorker
 from verl.workers.update_plan import MiniBatch, UpdatePlan
+from verl.workers.whole import Whole
 
 
 class ActorWorker(TrainedWorker):
     """policy: the trained model; algorithm: gives its loss; total_steps: planned optimizer steps (for the schedule).
-    mesh: the ranks that train it together. ConfigError: its loss chooses tokens by statistics of a whole mini-batch,
-    of which each of several data ranks has a part.
+    mesh: the ranks that train it together.
     """
 
     def __init__(
@@ -41,11 +40,6 @@ class ActorWorker(TrainedWorker):
         total_steps: int,
         mesh: Mesh = SINGLE,
     ):
-        if mesh.layout.dp > 1 and algorithm.policy_loss.prepare is not None:
-            raise ConfigError(
-                f"algorithm.policy_loss: {cfg.algorithm.policy_loss.name} chooses tokens from a whole mini-batch, "
-                f"which {mesh.layout.dp} data ranks hold in parts; train with dp 1, or choose another loss"
-            )
         self.policy, self.algorithm = policy, algorithm
         self.temperature = cfg.rollout.sampling.temperature
         self.wants_entropy = cfg.algorithm.entropy_coef != 0
@@ -110,11 +104,17 @@ class ActorWorker(TrainedWorker):
         """Before an update, give back what is not needed until the next version of the weights; here nothing is."""
 
     def _prepared(self, batch: Batch, mini: MiniBatch) -> Batch:
-        """The mini-batch; with what its loss chooses from all of it under the weights of now, where it does."""
+        """The mini-batch; with what its loss chooses from all of it under the weights of now, where it does. Data ranks
+        choose alike, each for the whole.
+        """
         mine = batch.take(mini.index)
         if self.algorithm.policy_loss.prepare is None:
             return mine
-        return self.algorithm.prepare(mine, self.engine.infer(mine, self._score), mini.seed)
+        logprobs, whole = self.engine.infer(mine, self._score), Whole(mine, mini, self.engine.mesh)
+        names = {"token_ids", "loss_mask", "advantages", "old_logprobs"} & mine.cols.keys()
+        every = whole.batch(mine, sorted(names))
+        chosen = self.algorithm.prepare(every, whole.column(logprobs), mini.seed)["chosen"]
+        return mine.with_(chosen=whole.part(chosen))
 
     @register(ONE_TO_ALL)
     def export(self, folder: str) -> None:

@@ -16,11 +16,16 @@ from verl.core.rng import derive_seed, stream
 
 @dataclass(frozen=True)
 class MiniBatch:
-    """index: sequences, ascending; total: the counts that its loss is divided by; seed: of what its loss draws."""
+    """index: sequences, ascending; total: the counts that its loss is divided by; seed: of what its loss draws.
+
+    places: of the sequences in the whole mini-batch, which has `count`, however it is cut.
+    """
 
     index: tuple[int, ...]
     total: Denominators
     seed: int
+    places: tuple[int, ...]
+    count: int
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,7 @@ class UpdatePlan(Splits):
                 total = Denominators.of(Segments.of(mine.cu_seqlens, mine["loss_mask"]), mine["group_id"])
                 if total.tokens > 0:
                     own = derive_seed(seed, "policy_loss", step, epoch * cfg.mini_batches + number)
-                    out.append(MiniBatch(index, total, own))
+                    out.append(MiniBatch(index, total, own, tuple(range(len(index))), len(index)))
         return cls(tuple(out))
 
     def split(self, parts: Parts) -> list[UpdatePlan]:
@@ -59,10 +64,11 @@ class UpdatePlan(Splits):
         place = {i: (part, k) for part, members in enumerate(parts) for k, i in enumerate(members)}
         out: list[list[MiniBatch]] = [[] for _ in parts]
         for mini in self.minibatches:
-            mine: list[list[int]] = [[] for _ in parts]
-            for i in mini.index:
+            mine: list[list[tuple[int, int]]] = [[] for _ in parts]
+            for i, where in zip(mini.index, mini.places, strict=True):
                 part, k = place[i]
-                mine[part].append(k)
-            for plan, index in zip(out, mine, strict=True):
-                plan.append(replace(mini, index=tuple(index)))
+                mine[part].append((k, where))
+            for plan, pairs in zip(out, mine, strict=True):
+                index, places = tuple(k for k, _ in pairs), tuple(where for _, where in pairs)
+                plan.append(replace(mini, index=index, places=places))
         return [UpdatePlan(tuple(plan)) for plan in out]
