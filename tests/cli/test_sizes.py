@@ -175,12 +175,12 @@ def test_advice_names_the_caches_where_generation_takes_most(folder: Path, monke
 )
 def test_dry_run_of_the_embedded_case_prints_both_tables_and_loads_no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     from verl.cli.main import main
-    from verl.trainer import build, roles
+    from verl.trainer import roles
 
     def never(*args: object, **kwargs: object) -> None:
         raise AssertionError("a model was loaded")
 
-    for module, name in ((roles, "load_policy"), (roles, "load_value_model"), (build, "load_reward_model")):
+    for module, name in ((roles, "load_policy"), (roles, "load_value_model"), (roles, "load_reward_model")):
         monkeypatch.setattr(module, name, never)
     out = io.StringIO()
     monkeypatch.setattr("sys.stdout", out)

@@ -46,13 +46,15 @@ class Algorithm:
         self.kl_controller = KLController(a.kl)
         self.correction = a.rollout_correction
         self.bypass = self.correction.old_logprobs == "bypass"
+        self.has_reward_model = cfg.reward.model_path is not None
         self.needs = self._needs(cfg)
         check_algorithm(cfg, self.advantage, self.policy_loss, self.needs)
 
     @property
     def roles(self) -> list[str]:
-        """Roles that it has models for."""
-        return ["actor"] + ["ref"] * ("ref_logprobs" in self.needs) + ["critic"] * ("values" in self.needs)
+        """Roles that the run has models for."""
+        own = ["actor"] + ["ref"] * ("ref_logprobs" in self.needs) + ["critic"] * ("values" in self.needs)
+        return own + ["reward"] * self.has_reward_model
 
     @property
     def described(self) -> str:

@@ -34,7 +34,8 @@ class ParallelConfig(Section):
     """
     placement: Literal["colocated", "split", "standalone"] = "colocated"
     """`colocated`: all roles share the processes and take turns. `split`: the critic has processes of its own and works
-    while actor and reference do. `standalone`: actor, reference and critic have processes of their own.
+    while actor and reference do. `standalone`: actor, reference and critic have processes of their own, and the
+    reward model where `reward.nproc` says how many.
     """
     fsdp: int | None = Field(None, ge=-1)
     """Data parallel neighbours that share one copy of weights, gradients and optimizer (FSDP2); 1: each holds its own;
@@ -52,6 +53,10 @@ class ParallelConfig(Section):
     """The reference."""
     critic: RoleLayout = RoleLayout()
     """The critic."""
+    reward: RoleLayout = RoleLayout()
+    """The reward model: conversations are scored in parallel by the actor's processes, or by `nproc` of its own
+    (placement standalone), each with all of it or with a part (`fsdp`); tp and pp are 1, whatever the actor's.
+    """
     address: str | None = Field(None, min_length=1)
     """Ray cluster to run on (`auto`, HOST:PORT, ray://HOST:PORT), whose machines have this package and the models under
     the same paths; null: one is started on this machine for the run.

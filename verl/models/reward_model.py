@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from verl.core.errors import ModelError
 from verl.core.prompt import Message, content_text
+from verl.models.hf import decoder_layers
 from verl.models.source import ModelSource, first_line
 
 Conversation = tuple[Sequence[Message], str]
@@ -17,11 +18,36 @@ Conversation = tuple[Sequence[Message], str]
 _BATCH_TOKENS = 8192
 
 
+class Scorer(nn.Module):
+    """A sequence classification module as FSDP takes it."""
+
+    entry = "outputs"
+
+    def __init__(self, module: Any):
+        super().__init__()
+        self.module = module
+
+    def layers(self) -> list[nn.Module]:
+        return decoder_layers(self.module)
+
+    def outputs(self, token_ids: Tensor, real: Tensor) -> Tensor:
+        """[N, 1] of padded ids [N, L] and their attention mask."""
+        logits: Tensor = self.module(input_ids=token_ids, attention_mask=real).logits
+        return logits
+
+
 class RewardModel:
-    """Scores conversations. truncated: how many texts so far were longer than max_length and lost their beginning."""
+    """Scores conversations. truncated: how many texts so far were longer than max_length and lost their beginning.
+
+    agree: from the forward passes that these conversations need to those that all ranks make which hold the model
+    together: the highest of them. Passes beyond the own ones are of a token that nobody reads.
+    """
+
+    agree: Callable[[int], int] = int
 
     def __init__(self, module: Any, tokenizer: Any, source: ModelSource, max_length: int):
         self.module = module.eval().requires_grad_(False)
+        self.scorer = Scorer(self.module)
         self.tokenizer = tokenizer
         self.source = source
         self.max_length = min(max_length, *_limits(module, tokenizer))
@@ -63,9 +89,12 @@ class RewardModel:
             if not ids:
                 raise ModelError(f"{self.source.name}: conversation {number} is empty text; there is nothing to score")
         scores = [0.0] * len(rows)
-        for part in self._parts(rows):
+        parts = self._parts(rows)
+        for part in parts:
             for number, value in zip(part, self._forward([rows[i] for i in part]).tolist(), strict=True):
                 scores[number] = value
+        for _ in range(self.agree(len(parts)) - len(parts)):
+            self._forward([[0]])
         return scores
 
     def _parts(self, rows: list[list[int]]) -> list[list[int]]:
@@ -86,8 +115,7 @@ class RewardModel:
         ids = torch.tensor([r + [pad] * (width - len(r)) for r in rows])
         real = torch.tensor([[1] * len(r) + [0] * (width - len(r)) for r in rows])
         device = self.module.device
-        out = self.module(input_ids=ids.to(device), attention_mask=real.to(device))
-        return out.logits.float().squeeze(-1).cpu()
+        return self.scorer.outputs(ids.to(device), real.to(device)).float().squeeze(-1).cpu()
 
 
 def _limits(module: Any, tokenizer: Any) -> list[int]:

@@ -50,15 +50,16 @@ class Layout:
 
 
 def layout_of(p: ParallelConfig, role: str) -> Layout:
-    """Of `actor`, `ref` or `critic`; parallel.fsdp=null counts as 1. ConfigError: the sizes do not divide each other,
-    with the path to change.
+    """Of `actor`, `ref`, `critic` or `reward`; parallel.fsdp=null counts as 1. ConfigError: the sizes do not divide
+    each other, with the path to change.
     """
-    own = {"ref": p.ref, "critic": p.critic}.get(role, RoleLayout())
+    own = {"ref": p.ref, "critic": p.critic, "reward": p.reward}.get(role, RoleLayout())
     section = "parallel" if role == "actor" else f"parallel.{role}"
     actors_fsdp = 1 if p.fsdp is None else p.fsdp
+    actors_tp, actors_pp = (1, 1) if role == "reward" else (p.tp, p.pp)
     nproc, fsdp, tp, pp = (
         mine if mine is not None else actors
-        for mine, actors in ((own.nproc, p.nproc), (own.fsdp, actors_fsdp), (own.tp, p.tp), (own.pp, p.pp))
+        for mine, actors in ((own.nproc, p.nproc), (own.fsdp, actors_fsdp), (own.tp, actors_tp), (own.pp, actors_pp))
     )
     if nproc % (tp * pp):
         raise ConfigError(
@@ -84,7 +85,9 @@ def pools_of(p: ParallelConfig, roles: list[str]) -> list[list[str]]:
     roles of one pool whose layouts are of different sizes.
     """
     alone = {"colocated": (), "split": ("critic",), "standalone": ("ref", "critic")}[p.placement]
-    for role, section in (("ref", p.ref), ("critic", p.critic)):
+    if p.placement == "standalone" and p.reward.nproc is not None:
+        alone = (*alone, "reward")
+    for role, section in (("ref", p.ref), ("critic", p.critic), ("reward", p.reward)):
         if section.nproc not in (None, p.nproc) and role not in alone:
             raise ConfigError(
                 f"parallel.{role}.nproc: {section.nproc}, but with parallel.placement={p.placement} it shares the "

@@ -13,7 +13,6 @@ from verl.core.protocols import RewardFn
 from verl.data.load import PromptData, load_prompts
 from verl.data.sampler import PromptSampler
 from verl.engines import rollout
-from verl.models.load import load_reward_model
 from verl.models.source import ModelSource, resolve
 from verl.rewards.build import build_rewards, early_parts
 from verl.rewards.composer import RewardComposer
@@ -159,13 +158,6 @@ def _trainer(cfg: RunConfig, inputs: Inputs, placed: Placed, console: RunConsole
     worker = RolloutWorker(placed.engine, inputs.tokenizer, cfg.trainer.seed)
     needs = inputs.algorithm.needs
     source = OnDemandSource(inputs.data.train, inputs.sampler, worker, cfg, greedy="greedy_reward" in needs)
-    rewards = _rewards(cfg, inputs.composer, device)
+    rewards = RewardScorer(inputs.composer, placed.judge, early_parts(cfg.reward.stream, inputs.composer))
     collector = Collector(cfg, source, rewards, needs, console.warn, placed.roles.asks())
     return Trainer(cfg, placed.roles, collector, inputs.algorithm, placed.publisher), worker
-
-
-def _rewards(cfg: RunConfig, composer: RewardComposer, device: str) -> RewardScorer:
-    path, model = cfg.reward.model_path, None
-    if path is not None:
-        model = load_reward_model(path, cfg.model, device, cfg.reward.max_length)
-    return RewardScorer(composer, model, early_parts(cfg.reward.stream, composer))

@@ -54,20 +54,15 @@ def estimate(cfg: RunConfig, algorithm: Algorithm, longest: int) -> list[RoleMem
         path = cfg.critic.path or cfg.actor.path
         roles.append(_role(cfg, "critic", path, layout_of(p, "critic"), trains=True, head=False))
     if cfg.reward.model_path is not None:
-        roles.append(_role(cfg, "reward", cfg.reward.model_path, Layout(), head=False))
+        roles.append(_role(cfg, "reward", cfg.reward.model_path, layout_of(p, "reward"), head=False))
     return roles
 
 
 def processes(cfg: RunConfig, roles: list[RoleMemory]) -> list[tuple[int, float]]:
-    """(how many, peak GB of one) of the processes that hold the same roles; the reward model's is the loop's."""
+    """(how many, peak GB of one) of the processes that hold the same roles."""
     named = {role.role: role for role in roles}
-    shared = pools_of(cfg.parallel, [name for name in named if name != "reward"])
-    out = [(layout_of(cfg.parallel, names[0]).world, peak_gb([named[n] for n in names])) for names in shared]
-    if "reward" not in named:
-        return out
-    if cfg.parallel.executor == "embedded":
-        return [(1, peak_gb(roles))]
-    return [*out, (1, peak_gb([named["reward"]]))]
+    shared = pools_of(cfg.parallel, list(named))
+    return [(layout_of(cfg.parallel, names[0]).world, peak_gb([named[n] for n in names])) for names in shared]
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,11 @@ from verl.controller.rank import Make, Rank
 from verl.controller.worker import Worker
 from verl.parallel.layout import generation_tp, layout_of, pools_of
 from verl.trainer.loop import Roles
-from verl.trainer.roles import Placed, make_actor, make_critic, make_reference
+from verl.trainer.roles import Placed, make_actor, make_critic, make_reference, make_reward_model
 from verl.weights.groups import generation_places
 from verl.weights.publisher import InProcessPublisher
 from verl.workers.group_engine import GroupEngine
+from verl.workers.reward_model import RewardModelGroup
 
 
 def on_ray(cfg: RunConfig, algorithm: Algorithm, device: str, total_steps: int) -> Placed:
@@ -49,6 +50,7 @@ def _placed(
         "actor": partial(_actor, cfg, device, total_steps),
         "ref": partial(make_reference, cfg, device),
         "critic": partial(make_critic, cfg, device, total_steps),
+        "reward": partial(make_reward_model, cfg, device),
     }
     groups = {
         role: RayGroup(pool, role, layout_of(cfg.parallel, role), makes[role], together=cfg.update.share_prompt)
@@ -59,7 +61,8 @@ def _placed(
     said = actor.call("described").result()
     apart = frozenset(role for role, pool in pools.items() if pool is not pools["actor"])
     roles = Roles(actor, groups.get("ref"), groups.get("critic"), apart)
-    return Placed(roles, engine, InProcessPublisher(engine, dict), said, cluster.close)
+    judge = RewardModelGroup(groups["reward"], groups["reward"].layout) if "reward" in groups else None
+    return Placed(roles, judge, engine, InProcessPublisher(engine, dict), said, cluster.close)
 
 
 def _actor(cfg: RunConfig, device: str, total_steps: int, rank: Rank) -> Worker:

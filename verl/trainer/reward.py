@@ -8,8 +8,8 @@ import numpy as np
 
 from verl.core.metrics import Metrics
 from verl.core.trajectory import Trajectory
-from verl.models.reward_model import RewardModel
 from verl.rewards.composer import Parts, RewardComposer, Rewards
+from verl.workers.reward_model import Scores
 
 
 class RewardScorer:
@@ -18,7 +18,7 @@ class RewardScorer:
     early: names of the parts that `score_early` may be asked for, in another thread, before the others.
     """
 
-    def __init__(self, composer: RewardComposer, model: RewardModel | None = None, early: frozenset[str] = frozenset()):
+    def __init__(self, composer: RewardComposer, model: Scores | None = None, early: frozenset[str] = frozenset()):
         self.composer, self.model, self.early = composer, model, early
 
     @property

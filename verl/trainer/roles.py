@@ -13,7 +13,7 @@ from verl.core.protocols import RolloutEngine
 from verl.core.rng import derive_seed
 from verl.engines import rollout
 from verl.engines.resharding import generation_axis
-from verl.models.load import load_policy, load_value_model
+from verl.models.load import load_policy, load_reward_model, load_value_model
 from verl.parallel.layout import generation_tp
 from verl.parallel.mesh import SINGLE, Mesh
 from verl.trainer.loop import Roles
@@ -23,6 +23,7 @@ from verl.weights.publisher import Publishes
 from verl.workers.actor_rollout import ActorRolloutWorker
 from verl.workers.critic import CriticWorker
 from verl.workers.reference import ReferenceWorker
+from verl.workers.reward_model import RewardModelGroup, RewardModelWorker
 
 ALONE = Rank()
 """The only process there is."""
@@ -30,9 +31,12 @@ ALONE = Rank()
 
 @dataclass(frozen=True)
 class Placed:
-    """The roles where the configuration puts them. said: what the actor is, for the log; close: ends processes."""
+    """The roles where the configuration puts them. judge: the reward model, where there is one; said: what the actor
+    is, for the log; close: ends processes.
+    """
 
     roles: Roles
+    judge: RewardModelGroup | None
     engine: RolloutEngine
     publisher: Publishes
     said: tuple[str, str]
@@ -47,7 +51,8 @@ def embedded(cfg: RunConfig, algorithm: Algorithm, device: str, total_steps: int
         LocalGroup(make_reference(cfg, device, ALONE)) if "ref_logprobs" in algorithm.needs else None,
         LocalGroup(make_critic(cfg, device, total_steps, ALONE)) if "values" in algorithm.needs else None,
     )
-    return Placed(roles, actor.generator, actor.publisher, actor.described(), lambda: None)
+    judge = RewardModelGroup(LocalGroup(make_reward_model(cfg, device, ALONE))) if algorithm.has_reward_model else None
+    return Placed(roles, judge, actor.generator, actor.publisher, actor.described(), lambda: None)
 
 
 def make_actor(cfg: RunConfig, algorithm: Algorithm, device: str, total_steps: int, rank: Rank) -> ActorRolloutWorker:
@@ -79,6 +84,13 @@ def make_critic(cfg: RunConfig, device: str, total_steps: int, rank: Rank) -> Cr
     path = cfg.critic.path or cfg.actor.path
     model = load_value_model(path, cfg.model, device, seed, mesh.tensor(), mesh.pipeline())
     return CriticWorker(model, cfg, device, total_steps, mesh)
+
+
+def make_reward_model(cfg: RunConfig, device: str, rank: Rank) -> RewardModelWorker:
+    _begin(device)
+    assert cfg.reward.model_path is not None
+    model = load_reward_model(cfg.reward.model_path, cfg.model, device, cfg.reward.max_length)
+    return RewardModelWorker(model, _mesh(rank, device))
 
 
 def _begin(device: str) -> None:
