@@ -62,6 +62,7 @@ def test_where_a_run_is_does_not_bind_its_checkpoints() -> None:
     assert identity(config("parallel.nproc=2"), "x") == identity(config(), "x")
 
 
+JUDGE = "reward.model_path=./judge"
 REFUSED = {
     "tp 3 x pp 1 does not divide 4 processes; set parallel.tp": ["tp=3"],
     "parallel.critic: tp 3 x pp 1 does not divide 4": ["critic.tp=3"],
@@ -71,13 +72,17 @@ REFUSED = {
     "parallel.critic.nproc: 2, but with parallel.placement=colocated": ["critic.nproc=2"],
     "parallel.ref.nproc: 2, but with parallel.placement=split": ["ref.nproc=2", "placement=split"],
     "parallel.generation_tp: 3 does not divide": ["generation_tp=3"],
+    "parallel.reward.tp: 2, but a reward model is not cut so.*parallel.reward.fsdp": ["reward.tp=2", JUDGE],
+    "parallel.reward.pp: 4, but a reward model is not": ["reward.pp=4", JUDGE],
+    "parallel.reward.nproc: 2, but with parallel.placement=colocated": ["reward.nproc=2", JUDGE],
+    "parallel.reward: there is no reward model": ["reward.fsdp=2"],
 }
 
 
 @pytest.mark.parametrize("message", REFUSED)
 def test_layouts_that_cannot_be(message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        check("parallel.nproc=4", *(f"parallel.{word}" for word in REFUSED[message]))
+        check("parallel.nproc=4", *(w if w is JUDGE else f"parallel.{w}" for w in REFUSED[message]))
 
 
 def test_who_can_be_cut() -> None:
@@ -99,12 +104,16 @@ def test_who_shares_processes() -> None:
         "standalone": [["actor"], ["ref"], ["critic"]],
     }
     assert pools_of(config("parallel.placement=split").parallel, ["actor", "ref"]) == [["actor", "ref"]]
+    judged, apart = [*roles, "reward"], config("parallel.placement=standalone", "parallel.reward.nproc=1").parallel
+    assert pools_of(apart, judged) == [["actor"], ["ref"], ["critic"], ["reward"]]
+    assert pools_of(config("parallel.placement=standalone").parallel, judged)[0] == ["actor", "reward"]
 
 
 def test_a_role_is_cut_as_the_actor_but_for_what_it_says() -> None:
     p = config("parallel.nproc=8", "parallel.tp=2", "parallel.fsdp=-1", "parallel.critic.pp=4").parallel
     assert layout_of(p, "actor") == layout_of(p, "ref") == Layout(dp=4, tp=2, fsdp=4)
     assert layout_of(p, "critic") == Layout(dp=1, pp=4, tp=2, fsdp=1)
+    assert layout_of(p, "reward") == Layout(dp=8, fsdp=8), "never by tensors or stages"
 
 
 WITHOUT_EFFECT = {
