@@ -90,10 +90,11 @@ class RewardModel:
                 raise ModelError(f"{self.source.name}: conversation {number} is empty text; there is nothing to score")
         scores = [0.0] * len(rows)
         parts = self._parts(rows)
+        passes = self.agree(len(parts))  # before the first: a rank with none would wait here, its fellows inside theirs
         for part in parts:
             for number, value in zip(part, self._forward([rows[i] for i in part]).tolist(), strict=True):
                 scores[number] = value
-        for _ in range(self.agree(len(parts)) - len(parts)):
+        for _ in range(passes - len(parts)):
             self._forward([[0]])
         return scores
 
