@@ -15,6 +15,7 @@ from tests.models.helpers import ragged_batch
 from tests.parallel.models import MODELS, load
 from tests.parallel.training import Seen, trained
 from verl.config.models import ModelConfig
+from verl.controller.partition import partition
 from verl.core import Completion, ConfigError, GenRequest, RolloutError, SamplingParams
 from verl.core.errors import ModelError
 from verl.engines.rollout.native import NativeEngine
@@ -29,7 +30,10 @@ from verl.models.source import ModelSource
 from verl.models.value import ValueModel
 from verl.parallel.axes import PipelineParallel, TensorParallel
 from verl.parallel.collectives import gather_columns
+from verl.parallel.layout import Layout
+from verl.parallel.mesh import Mesh
 from verl.parallel.pipeline import Pipeline
+from verl.workers.reward_model import RewardModelWorker
 
 Check = Callable[["World"], None]
 CHECKS: dict[str, Check] = {}
@@ -323,3 +327,22 @@ def exported(world: World) -> None:
     (world.folder / f"file{world.rank}").write_text("")
     with pytest.raises(ModelError, match=r"cannot be written" if world.rank == 0 else "its message says why"):
         export(policy, world.folder / "file0" / "out")
+
+
+@check("reward_model")
+def rewarded(world: World) -> None:
+    """FSDP over pairs, with texts that do not divide: ranks with none, and with more passes than others."""
+    from verl.models.load import load_reward_model
+
+    texts = [([{"role": "user", "content": "What is 1 + 2 ? " * n}], str(n)) for n in (1, 9, 2, 30, 3)]
+    judges = [load_reward_model(world.folder / "judge", FP32, max_length=100) for _ in range(2)]
+    worker = RewardModelWorker(judges[0], Mesh.of(Layout(dp=4, fsdp=2), "cpu"))
+    judges[0].module.config.get_text_config().pad_token_id = None  # each text alone: one pass each
+    for count in (5, 3, 1):
+        mine = partition([len(t[0][0]["content"]) for t in texts[:count]], 4)[world.rank]
+        before = judges[1].truncated
+        want = judges[1].score([texts[i] for i in mine])
+        scores, cut = worker.score(conversations=[texts[i] for i in mine])
+        assert scores == pytest.approx(want, abs=1e-5) and cut == judges[1].truncated - before
+    held = sum(p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in judges[0].module.parameters())
+    assert held < 0.6 * sum(p.numel() for p in judges[1].module.parameters())

@@ -34,6 +34,7 @@ def make(folder: Path) -> None:
         make_model(folder / name, family, seed=seed, **options)
         config = DecoderConfig.from_hf(make_config(family, **options))
         (folder / f"{name}.pkl").write_bytes(pickle.dumps(config))
+    make_model(folder / "judge", "qwen2", head="reward", seed=7)
 
 
 def load(folder: Path, name: str) -> Model:
