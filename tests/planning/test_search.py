@@ -16,6 +16,7 @@ from verl.config.parallel import ParallelConfig, RoleLayout
 from verl.parallel.layout import Layout
 from verl.planning import cost
 from verl.planning.overrides import overrides
+from verl.planning.pool import seat
 from verl.planning.proposal import Plan
 from verl.planning.report import reasons, refusal, rows
 from verl.planning.search import Search
@@ -169,9 +170,9 @@ def test_overrides_make_the_configuration_of_the_plan(of: Problem, ref: RoleLayo
         assert p.generation_tp == plan.generation.tp
         assert p.executor == ("ray" if plan.gpus > 1 else "embedded")
         for name, section in (("ref", p.ref), ("critic", p.critic)):
-            for seat in (s for pool in plan.pools for s in pool.seats if s.role.name == name):
+            for chair in (s for pool in plan.pools for s in pool.seats if s.role.name == name):
                 given_ = [getattr(section, a) or getattr(p, a) for a in ("fsdp", "tp", "pp")]
-                assert given_ == [seat.layout.fsdp, seat.layout.tp, seat.layout.pp]
+                assert given_ == [chair.layout.fsdp, chair.layout.tp, chair.layout.pp]
                 own = plan.pool_of(name) is not plan.pool_of("actor")  # type: ignore[arg-type]
                 wanted = plan.pool_of(name).nproc  # type: ignore[arg-type]
                 assert (section.nproc or p.nproc) == wanted if own else section.nproc is None
@@ -225,13 +226,21 @@ def test_70b_on_64_gpus_is_cut() -> None:
     assert best.generation.tp >= 2  # 141 GB of weights to generate with
 
 
-def test_the_reward_model_lies_on_the_first_gpu_of_the_actor() -> None:
+def test_the_reward_model_is_beside_the_actor() -> None:
+    """Each of the actor's GPUs scores a part with a whole copy or, as the actor, a part of one."""
     of = problem(B7, 8, "actor ref")
     more = replace(of, reward=roles(B7, "ref")[0])
-    plain, with_reward = Search(of).best()[0], Search(more).best()[0]
-    assert with_reward.reward > 0 and with_reward.seconds > plain.seconds
-    held_too = sum(s.kept for s in with_reward.pool_of("actor").seats) + 2 * 6.7e9
-    assert with_reward.pool_of("actor").memory > held_too
+    for plan in Search(more).best(5):
+        pool = plan.pool_of("actor")
+        fsdp, nproc = plan.seat("actor").layout.fsdp, pool.nproc
+        assert pool.reward is not None and pool.reward.layout == Layout(dp=nproc, fsdp=fsdp)
+        assert pool.reward.kept == pytest.approx(2 * B7.num_params(True) / fsdp)
+        assert pool.memory > sum(s.kept for s in pool.seats) + pool.reward.kept
+        alike = seat(more.reward, Layout(dp=nproc, fsdp=fsdp), more)  # type: ignore[arg-type]
+        assert plan.reward == pytest.approx(alike.score_s) and plan.score > plan.reward
+    assert Search(more).best()[0].seconds > Search(of).best()[0].seconds
+    written = overrides(Search(more).best()[0], ParallelConfig.model_validate({"reward": {"fsdp": 2, "nproc": 3}}))
+    assert written[-2:] == ["parallel.reward.nproc=null", "parallel.reward.fsdp=null"]
 
 
 def test_words_tell_what_bounds_and_what_did_not_fit() -> None:

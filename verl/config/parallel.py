@@ -7,13 +7,18 @@ from pydantic import Field
 from verl.config.base import Section
 
 
-class RoleLayout(Section):
-    """How a role differs from the actor; null: as the actor."""
+class DataLayout(Section):
+    """How a role of data ranks only differs from the actor; null: as the actor."""
 
     nproc: int | None = Field(None, ge=1)
     """Processes of its own pool; only where `parallel.placement` gives it one."""
     fsdp: int | None = Field(None, ge=-1)
     """As parallel.fsdp."""
+
+
+class RoleLayout(DataLayout):
+    """How a role differs from the actor; null: as the actor."""
+
     tp: int | None = Field(None, ge=1)
     """As parallel.tp."""
     pp: int | None = Field(None, ge=1)
@@ -53,9 +58,9 @@ class ParallelConfig(Section):
     """The reference."""
     critic: RoleLayout = RoleLayout()
     """The critic."""
-    reward: RoleLayout = RoleLayout()
+    reward: DataLayout = DataLayout()
     """The reward model: conversations are scored in parallel by the actor's processes, or by `nproc` of its own
-    (placement standalone), each with all of it or with a part (`fsdp`); tp and pp are 1, whatever the actor's.
+    (placement standalone), each with all of it or with a part (`fsdp`). It is not cut by tensors or stages.
     """
     address: str | None = Field(None, min_length=1)
     """Ray cluster to run on (`auto`, HOST:PORT, ray://HOST:PORT), whose machines have this package and the models under

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from verl.config.parallel import ParallelConfig, RoleLayout
+from verl.config.parallel import DataLayout, ParallelConfig, RoleLayout
 from verl.core.errors import ConfigError
 
 
@@ -53,14 +53,10 @@ def layout_of(p: ParallelConfig, role: str) -> Layout:
     """Of `actor`, `ref`, `critic` or `reward`; parallel.fsdp=null counts as 1. ConfigError: the sizes do not divide
     each other, with the path to change.
     """
-    own = {"ref": p.ref, "critic": p.critic, "reward": p.reward}.get(role, RoleLayout())
+    own: DataLayout = {"ref": p.ref, "critic": p.critic, "reward": p.reward}.get(role, RoleLayout())
     section = "parallel" if role == "actor" else f"parallel.{role}"
-    actors_fsdp = 1 if p.fsdp is None else p.fsdp
-    actors_tp, actors_pp = (1, 1) if role == "reward" else (p.tp, p.pp)
-    nproc, fsdp, tp, pp = (
-        mine if mine is not None else actors
-        for mine, actors in ((own.nproc, p.nproc), (own.fsdp, actors_fsdp), (own.tp, actors_tp), (own.pp, actors_pp))
-    )
+    nproc, fsdp = _either(own.nproc, p.nproc), _either(own.fsdp, 1 if p.fsdp is None else p.fsdp)
+    tp, pp = (_either(own.tp, p.tp), _either(own.pp, p.pp)) if isinstance(own, RoleLayout) else (1, 1)
     if nproc % (tp * pp):
         raise ConfigError(
             f"{section}: tp {tp} x pp {pp} does not divide {nproc} processes; set {section}.tp and {section}.pp "
@@ -73,6 +69,10 @@ def layout_of(p: ParallelConfig, role: str) -> Layout:
             f"{pp}); set it to -1 (all of them), or to a divisor"
         )
     return Layout(dp, pp, tp, dp if fsdp == -1 else fsdp)
+
+
+def _either(own: int | None, actors: int) -> int:
+    return actors if own is None else own
 
 
 def generation_tp(p: ParallelConfig) -> int:

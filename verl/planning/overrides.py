@@ -18,6 +18,9 @@ def overrides(plan: Plan, have: ParallelConfig) -> list[str]:
     out.append(f"parallel.generation_tp={plan.generation.tp}")
     for name, section in (("ref", have.ref), ("critic", have.critic)):
         out += [f"parallel.{name}.{key}={value}" for key, value in _role(plan, name, section)]
+    given = [key for key in ("nproc", "fsdp") if getattr(have.reward, key) is not None]
+    if plan.pool_of("actor").reward is not None:  # beside the actor and sharded as it, which is what null means
+        out += [f"parallel.reward.{key}=null" for key in given]
     return out
 
 

@@ -34,12 +34,13 @@ class Seat:
 
 @dataclass(frozen=True)
 class Pool:
-    """Roles that share `nproc` processes. first: seconds of generation and resharding; score, train: of all its roles
-    one after the other; memory: bytes of the fullest rank.
+    """Roles that share `nproc` processes. reward: the reward model, where the actor is; first: seconds of generation,
+    resharding and the reward model; score, train: of all roles one after the other; memory: bytes of the fullest rank.
     """
 
     nproc: int
     seats: tuple[Seat, ...]
+    reward: Seat | None
     generation: Generation | None
     memory: float
     first: float
@@ -60,21 +61,22 @@ def seat(role: Role, layout: Layout, problem: Problem) -> Seat:
     )
 
 
-def reward_seat(problem: Problem) -> Seat | None:
-    """The reward model: whole, on one GPU."""
-    return None if problem.reward is None else seat(problem.reward, Layout(), problem)
+def reward_seat(actor: Seat | None, problem: Problem) -> Seat | None:
+    """The reward model as `layout_of` puts it beside the actor: data ranks only, sharded as the actor is."""
+    if actor is None or problem.reward is None:
+        return None
+    return seat(problem.reward, Layout(dp=actor.layout.world, fsdp=actor.layout.fsdp), problem)
 
 
-def seated(seats: Sequence[Seat], tp: int | None, reward: Seat | None, problem: Problem) -> Pool | None:
+def seated(seats: Sequence[Seat], tp: int | None, problem: Problem) -> Pool | None:
     """These roles in one pool; tp: of the layout that generates, None where the actor is not here. None: does not fit.
 
     The fullest rank holds what all roles keep, the cache, and what passes while the most demanding of them works.
     """
-    others = [] if reward is None or tp is None else [reward]
-    held = sum(s.kept for s in [*seats, *others]) + max(s.passing for s in [*seats, *others])
-    made, nproc = None, seats[0].layout.world
-    if tp is not None:
-        actor = next(s for s in seats if s.role.name == "actor")
+    actor = next((s for s in seats if s.role.name == "actor"), None)
+    reward = reward_seat(actor, problem)
+    held, made, nproc = resting(seats, reward), None, seats[0].layout.world
+    if actor is not None and tp is not None:
         held += cost.copied(actor.role, actor.layout, tp)
         room = problem.hardware.usable - held
         made = cost.generation(actor.role, problem.work, actor.layout, tp, room, problem.hardware)
@@ -84,4 +86,12 @@ def seated(seats: Sequence[Seat], tp: int | None, reward: Seat | None, problem: 
     if held > problem.hardware.usable:
         return None
     first = 0.0 if made is None else sum(made.parts.values()) + made.reshard
-    return Pool(nproc, tuple(seats), made, held, first, sum(s.score_s for s in seats), sum(s.train_s for s in seats))
+    first += 0.0 if reward is None else reward.score_s
+    score, train = sum(s.score_s for s in seats), sum(s.train_s for s in seats)
+    return Pool(nproc, tuple(seats), reward, made, held, first, score, train)
+
+
+def resting(seats: Sequence[Seat], reward: Seat | None) -> float:
+    """Bytes of a rank of these roles without a cache."""
+    here = [*seats, *([] if reward is None else [reward])]
+    return sum(s.kept for s in here) + max(s.passing for s in here)

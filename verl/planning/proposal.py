@@ -12,7 +12,10 @@ from verl.planning.shape import RoleName
 
 @dataclass(frozen=True)
 class Plan:
-    """One placement with sizes and layouts. Seconds of a step: stages follow each other, pools work side by side."""
+    """One placement with sizes and layouts. Seconds of a step: stages follow each other, pools work side by side.
+
+    reward: seconds of the reward model, which are a part of `score`: all roles wait for it.
+    """
 
     placement: str
     pools: tuple[Pool, ...]
@@ -43,16 +46,16 @@ class Plan:
         return next(seat for pool in self.pools for seat in pool.seats if seat.role.name == name)
 
 
-def join(placement: str, pools: Sequence[Pool], reward: Seat | None) -> Plan:
+def join(placement: str, pools: Sequence[Pool]) -> Plan:
     """Pools side by side: a stage takes as long as the pool that needs longest for it."""
     made = next(pool.generation for pool in pools if pool.generation is not None)
-    alone = 0.0 if reward is None else reward.score_s
+    reward = sum(pool.reward.score_s for pool in pools if pool.reward is not None)
     return Plan(
         placement,
         tuple(pools),
         sum(made.parts.values()),
-        max(pool.score for pool in pools) + alone,
+        max(pool.score for pool in pools) + reward,
         max(pool.train for pool in pools),
         made.reshard,
-        alone,
+        reward,
     )

@@ -73,8 +73,10 @@ def _stage(name: str, plan: Plan, of: str) -> str:
     seat = max(pool.seats, key=lambda s: float(getattr(s, f"{of}_s")))
     others = sorted({p.nproc for p in plan.pools if p is not pool})
     waits = f"waits for {seat.role.name} ({getattr(pool, of):.2f} s)" if others else f"{seat.role.name} takes most"
-    alone = f"; the reward model, alone on one GPU, {plan.reward:.2f} s" if of == "score" and plan.reward else ""
-    return f"{name}: {waits}: {_share(getattr(seat, of))}{alone}."
+    before = (
+        f"; before, the reward model on the actor's GPUs, {plan.reward:.2f} s" if of == "score" and plan.reward else ""
+    )
+    return f"{name}: {waits}: {_share(getattr(seat, of))}{before}."
 
 
 def _share(parts: dict[str, float]) -> str:
@@ -92,6 +94,8 @@ def _memory(pool: Pool, problem: Problem) -> str:
     names = " + ".join(seat.role.name for seat in pool.seats)
     have = problem.hardware.gpu_memory_gb
     parts = [f"{seat.role.name} {seat.kept / 1e9:.1f}" for seat in pool.seats]
+    if pool.reward is not None:
+        parts.append(f"reward {pool.reward.kept / 1e9:.1f}")
     if pool.generation is not None:
         parts.append(f"cache {pool.generation.cache / 1e9:.1f}")
         if pool.generation.weights:

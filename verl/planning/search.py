@@ -16,7 +16,7 @@ from itertools import product
 from verl.parallel.layout import Layout
 from verl.planning import cost
 from verl.planning.fronts import front, shortest, useful
-from verl.planning.pool import Pool, Seat, reward_seat, seat, seated
+from verl.planning.pool import Pool, Seat, resting, reward_seat, seat, seated
 from verl.planning.proposal import Plan, join
 from verl.planning.shape import RoleName
 from verl.planning.space import Problem, layouts, placements, sizes, tensor_sizes
@@ -38,7 +38,6 @@ class Search:
 
     def __init__(self, problem: Problem):
         self.problem = problem
-        self.reward = reward_seat(problem)
         self.pools = lru_cache(maxsize=None)(self._pools)
         self.seats = lru_cache(maxsize=None)(self._seats)
 
@@ -64,16 +63,15 @@ class Search:
 
     def _better(self, found: list[Plan], placement: str, options: list[list[Pool]], top: int) -> list[Plan]:
         """`found` with the plans of one division, no more than `top`."""
-        alone = 0.0 if self.reward is None else self.reward.score_s
-        if len(found) == top and _bound(options) + alone >= found[-1].seconds:
+        if len(found) == top and _bound(options) >= found[-1].seconds:
             return found
         best: dict[object, Plan] = {}
         worst = found[-1].seconds if len(found) == top else float("inf")
         for pools in product(*options):
-            seconds = sum(p.first for p in pools) + max(p.score for p in pools) + max(p.train for p in pools) + alone
+            seconds = sum(p.first for p in pools) + max(p.score for p in pools) + max(p.train for p in pools)
             if seconds >= worst:
                 continue
-            plan = join(placement, pools, self.reward)
+            plan = join(placement, pools)
             key = (*(p.nproc for p in pools), plan.seat("actor").layout, plan.generation.tp)
             if key not in best or plan.seconds < best[key].seconds:
                 best[key] = plan
@@ -91,11 +89,11 @@ class Search:
         rest = [name for name in names if name != "actor"]
         beside = front(list(product(*(useful(self.seats(name, nproc)) for name in rest))), alone)
         if "actor" not in names:
-            return shortest([seated(seats, None, self.reward, self.problem) for seats in beside], alone)
+            return shortest([seated(seats, None, self.problem) for seats in beside], alone)
         out = []
         for actor in self.seats("actor", nproc):
             for tp in tensor_sizes(actor.role, nproc, self.problem.hardware):
-                made = [seated((actor, *seats), tp, self.reward, self.problem) for seats in beside]
+                made = [seated((actor, *seats), tp, self.problem) for seats in beside]
                 out += shortest(made, alone)
         return out
 
@@ -134,8 +132,7 @@ class Search:
     def needs(self, seats: Sequence[Seat]) -> float:
         """Bytes of the fullest rank of these with the smallest cache that works."""
         actor = next((s for s in seats if s.role.name == "actor"), None)
-        others = [] if actor is None or self.reward is None else [self.reward]
-        held = sum(s.kept for s in [*seats, *others]) + max(s.passing for s in [*seats, *others])
+        held = resting(seats, reward_seat(actor, self.problem))
         if actor is None:
             return held
         work, nproc = self.problem.work, actor.layout.world

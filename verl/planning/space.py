@@ -15,7 +15,7 @@ PLACEMENTS: dict[str, tuple[tuple[RoleName, ...], ...]] = {
     "split": (("actor", "ref"), ("critic",)),
     "standalone": (("actor",), ("ref",), ("critic",)),
 }
-"""parallel.placement: which roles share processes. The reward model is in the controller's, on the first GPU."""
+"""parallel.placement: which roles share processes. The reward model is with the actor (`pool.py:reward_seat`)."""
 
 
 @dataclass(frozen=True)

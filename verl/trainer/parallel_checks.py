@@ -63,16 +63,10 @@ def _check_sections(p: ParallelConfig, roles: list[str]) -> None:
         if role not in roles and section != type(section)():
             none = "there is no reward model" if role == "reward" else f"this algorithm has no {role}"
             raise ConfigError(f"parallel.{role}: {none}, so it does nothing; leave it out")
-    for axis in ("tp", "pp"):
-        if getattr(p.reward, axis) not in (None, 1):
-            raise ConfigError(
-                f"parallel.reward.{axis}: {getattr(p.reward, axis)}, but a reward model is not cut so; leave it out "
-                "(parallel.reward.fsdp cuts it)"
-            )
     if p.placement != "colocated" and len(pools_of(p, roles)) == 1:
         raise ConfigError(
-            f"parallel.placement: {p.placement} puts nothing apart, as this algorithm has only {' and '.join(roles)}; "
-            "set colocated"
+            f"parallel.placement: {p.placement} puts nothing apart, as this run has only {' and '.join(roles)}; set "
+            "colocated"
         )
 
 

@@ -61,7 +61,7 @@ def _placed(
     said = actor.call("described").result()
     apart = frozenset(role for role, pool in pools.items() if pool is not pools["actor"])
     roles = Roles(actor, groups.get("ref"), groups.get("critic"), apart)
-    judge = RewardModelGroup(groups["reward"], groups["reward"].layout) if "reward" in groups else None
+    judge = RewardModelGroup(groups["reward"], groups["reward"].layout.dp) if "reward" in groups else None
     return Placed(roles, judge, engine, InProcessPublisher(engine, dict), said, cluster.close)
 
 

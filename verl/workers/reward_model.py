@@ -12,7 +12,6 @@ from verl.controller.worker import Worker, register
 from verl.core.prompt import content_text
 from verl.models.reward_model import Conversation, RewardModel
 from verl.parallel.fsdp import release, shard
-from verl.parallel.layout import Layout
 from verl.parallel.mesh import SINGLE, Mesh
 
 
@@ -44,10 +43,10 @@ class RewardModelWorker(Worker):
 
 
 class RewardModelGroup:
-    """All ranks of the reward model as one. Each gets about as much text."""
+    """All ranks of the reward model as one. Each of `ranks` gets about as much text."""
 
-    def __init__(self, group: WorkerGroup, layout: Layout | None = None):
-        self.group, self.ranks, self.truncated = group, (layout or Layout()).dp, 0
+    def __init__(self, group: WorkerGroup, ranks: int = 1):
+        self.group, self.ranks, self.truncated = group, ranks, 0
 
     def score(self, conversations: Sequence[Conversation]) -> list[float]:
         """One score a conversation, in order."""
